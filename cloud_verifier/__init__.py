@@ -1,0 +1,1 @@
+"""The cloud side of Draftwire: one target model verifying the drafts of many devices."""

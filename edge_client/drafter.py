@@ -1,0 +1,74 @@
+"""The protocols between a session and the models of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from draftwire.types import SamplingParams, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A drafted token and the draft model's probability of it, in [0, 1]."""
+
+    token: int
+    confidence: float
+
+
+class Drafter(Protocol):
+    """A draft model with a context of its own.
+
+    One session uses a drafter at a time. Calls are made in order, each awaited before the next.
+    """
+
+    async def begin(self, sampling: SamplingParams) -> None:
+        """Start a generation: drafts are drawn with these parameters and their seed."""
+        ...
+
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+        """Truncate the context to its first `keep` tokens, append `tokens`, propose the next.
+
+        The proposal is appended to the context. Rolling back is what a smaller `keep` does.
+        Raises `CannotRollBack` if the model refuses to.
+        """
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Longest context, tokens: positions from here on can't be drafted."""
+        ...
+
+    async def close(self) -> None:
+        """Free the model's context."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, in the target's vocabulary."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Vocabulary fingerprint (`draftwire.vocab`), 32 bytes."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens after which the draft model has nothing to say."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the beginning token the model wants; specials parsed."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the answer.
+
+        Messages hold `role` and `content`. Raises `InvalidRequest` if there is no template.
+        """
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The token's text as bytes, possibly part of a character; empty for control tokens."""
+        ...

@@ -1,0 +1,1 @@
+"""Implementations of `edge_client.drafter.Drafter`, one a module."""

@@ -1,0 +1,351 @@
+"""What both sides speak of: requests, frames and identities, as frozen values.
+
+Token ids are plain `int`; positions count tokens from the first prompt token. A value that
+breaks a rule raises `InvalidRequest` when it is made, so that a value that exists is valid.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from draftwire.errors import InvalidRequest
+
+PROTOCOL_VERSION = 1
+MAX_TOKEN_ID = 2**31 - 1
+SESSION_ID_BYTES = 16
+
+Tokens: TypeAlias = Sequence[int]
+
+
+def _require(condition: bool, message: str, remedy: str = "") -> None:
+    if not condition:
+        raise InvalidRequest(message, remedy=remedy)
+
+
+def check_tokens(tokens: Tokens, what: str) -> None:
+    """Raise `InvalidRequest` unless every token id is in [0, 2³¹)."""
+    _require(
+        not tokens or (min(tokens) >= 0 and max(tokens) <= MAX_TOKEN_ID),
+        f"{what} holds a token id outside [0, {MAX_TOKEN_ID}]",
+    )
+
+
+def history_hash(tokens: Tokens) -> bytes:
+    """BLAKE2b-128 of token ids as little-endian uint32, 16 bytes; empty for no tokens."""
+    if not tokens:
+        return b""
+    packed = array("I", tokens)
+    if packed.itemsize != 4 or array("H", [1]).tobytes() != b"\x01\x00":  # pragma: no cover
+        return hashlib.blake2b(
+            b"".join(t.to_bytes(4, "little") for t in tokens), digest_size=16
+        ).digest()
+    return hashlib.blake2b(packed.tobytes(), digest_size=16).digest()
+
+
+class VerifyMode(enum.Enum):
+    """How drafts are judged. `MATCH` and `REJECTION` are exact, `TYPICAL` is lossy."""
+
+    MATCH = "match"
+    REJECTION = "rejection"
+    TYPICAL = "typical"
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How logits become a token, in the order in which they apply (see `draftwire.sampling`).
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep every token.
+    `seed` keys every random draw and is an unsigned 64-bit integer.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            _require(math.isfinite(getattr(self, name)), f"{name} must be a finite number")
+        _require(
+            0 <= self.temperature <= 100, f"temperature is {self.temperature}, not in [0, 100]"
+        )
+        _require(self.top_k >= 0, f"top_k is {self.top_k}, not ≥ 0", "0 keeps every token")
+        _require(0 < self.top_p <= 1, f"top_p is {self.top_p}, not in (0, 1]")
+        _require(0 <= self.min_p <= 1, f"min_p is {self.min_p}, not in [0, 1]")
+        _require(0 <= self.seed < 2**64, f"seed is {self.seed}, not in [0, 2⁶⁴)")
+        _require(self.repetition_penalty > 0, "repetition_penalty must be above 0")
+        check_tokens(list(self.logit_bias), "logit_bias")
+        _require(all(map(math.isfinite, self.logit_bias.values())), "logit_bias must be finite")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the token is the plain argmax."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRules:
+    """When a generation ends. `max_tokens` 0: when the context is full."""
+
+    max_tokens: int = 0
+    min_tokens: int = 0
+    token_ids: Tokens = ()
+    strings: Sequence[str] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 0, f"max_tokens is {self.max_tokens}, not ≥ 0")
+        _require(self.min_tokens >= 0, f"min_tokens is {self.min_tokens}, not ≥ 0")
+        check_tokens(self.token_ids, "stop token ids")
+        _require(all(self.strings), "a stop string is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """Constrains the output. `kind` is `json_schema`, `regex` or `lark`."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Committed tokens: a prefix by length and hash, and the tokens after it."""
+
+    tokens: Tokens
+    prefix_length: int = 0
+    prefix_hash: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, "history")
+        _require(self.prefix_length >= 0, "history prefix is negative")
+        _require(
+            len(self.prefix_hash) == (16 if self.prefix_length else 0),
+            "history prefix hash must be 16 bytes with a prefix and empty without",
+        )
+
+    def __len__(self) -> int:
+        return self.prefix_length + len(self.tokens)
+
+
+# ------------------------------------------------------------------ client → verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Opens a generation, or opens it again after a cut (rules 1–8)."""
+
+    session_id: bytes
+    attempt: int
+    generation: int
+    start: int
+    history: History
+    vocabulary_fingerprint: bytes
+    sampling: SamplingParams = SamplingParams()
+    stop: StopRules = StopRules()
+    mode: VerifyMode = VerifyMode.MATCH
+    model: str = ""
+    grammar: Grammar | None = None
+    required_features: Sequence[str] = ()
+    expected_target: bytes = b""
+    logprobs: int = 0
+    protocol_version: int = PROTOCOL_VERSION
+
+    def __post_init__(self) -> None:
+        _require(
+            len(self.session_id) == SESSION_ID_BYTES, f"session id is not {SESSION_ID_BYTES} bytes"
+        )
+        _require(self.attempt >= 1, "attempt must be ≥ 1")
+        _require(self.generation >= 1, "generation must be ≥ 1")
+        _require(
+            1 <= self.start <= len(self.history),
+            f"start is {self.start}, not in [1, {len(self.history)}]",
+            "a prompt has at least one token, and the history holds all of it",
+        )
+        _require(self.logprobs >= 0, "logprobs must be ≥ 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactDistribution:
+    """A truncated, quantized distribution: weight i (0–255) belongs to token i, all else is 0."""
+
+    tokens: Tokens
+    weights: bytes
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, "draft distribution")
+        _require(len(self.tokens) == len(self.weights), "draft distribution: weights ≠ tokens")
+        _require(any(self.weights), "draft distribution has no weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Tokens proposed for [base, base + len(tokens)), and credit beyond them (rules 9–14)."""
+
+    base: int
+    epoch: int
+    tokens: Tokens = ()
+    credit: int = 0
+    parents: Tokens = ()
+    q: Sequence[CompactDistribution] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, "draft")
+        _require(min(self.base, self.epoch, self.credit) >= 0, "draft holds a negative number")
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.base + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends the generation between passes."""
+
+
+ClientFrame: TypeAlias = Open | Draft | Cancel
+
+# ------------------------------------------------------------------ verifier → client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetIdentity:
+    """Which target speaks: equal digests mean equal weights, dtype and noise."""
+
+    model: str
+    digest: bytes
+    dtype: str
+    vocabulary_fingerprint: bytes
+    noise_version: int
+    eos_token_ids: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLimits:
+    """What one session may ask, in tokens. `max_rows` is R: a pass judges up to R − 1 drafts."""
+
+    max_context: int
+    max_pending: int = 256
+    max_credit: int = 256
+    max_rows: int = 33
+
+    def __post_init__(self) -> None:
+        _require(self.max_context >= 2, "max_context must be ≥ 2 tokens")
+        _require(min(self.max_pending, self.max_credit) >= 1, "pending and credit must be ≥ 1")
+        _require(self.max_rows >= 2, "max_rows must be ≥ 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a verifier serves."""
+
+    target: TargetIdentity
+    limits: ServingLimits
+    vocabulary_size: int
+    verify_modes: Sequence[VerifyMode] = (VerifyMode.MATCH,)
+    features: Sequence[str] = ()
+    protocol_versions: Sequence[int] = (PROTOCOL_VERSION,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """Answers an open: who the target is and where the session stands."""
+
+    target: TargetIdentity
+    limits: ServingLimits
+    length: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where a verdict's time went, µs, and how many rows its pass had over all sessions."""
+
+    queue_us: int = 0
+    pass_us: int = 0
+    pass_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What would serve all sessions best at the present load."""
+
+    suggested_k: int = 0
+    load_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probability of a committed token, and those of the most likely ones."""
+
+    logprob: float
+    top_tokens: Tokens = ()
+    top_logprobs: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one pass decided (rules 16–19): `accepted` drafts from `base` on, then `next`."""
+
+    base: int
+    accepted: int
+    next: Tokens
+    timing: Timing = Timing()
+    hint: Hint | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.next, "verdict")
+        _require(min(self.base, self.accepted) >= 0, "verdict holds a negative number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a generation took. Counts are tokens, except `passes` of the target."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Ends a generation: `length` tokens of the session are retained (rule 22)."""
+
+    reason: FinishReason
+    length: int
+    usage: Usage = Usage()
+
+
+ServerFrame: TypeAlias = Opened | Verdict | Finished
