@@ -1,0 +1,95 @@
+"""What is refused before any work is done for it, each thing by its name."""
+
+from __future__ import annotations
+
+from draftwire.errors import (
+    InvalidRequest,
+    ModelChanged,
+    ModelNotFound,
+    PromptTooLong,
+    ProtocolVersion,
+    UnsupportedParameter,
+    VocabularyMismatch,
+)
+from draftwire.sampling import unsupported
+from draftwire.types import Draft, ModelCard, Open, Tokens
+
+
+def check_open(opening: Open, card: ModelCard) -> None:
+    """Raise the error of the first thing in `opening` that `card` does not serve."""
+    target = card.target
+    if opening.protocol_version not in card.protocol_versions:
+        raise ProtocolVersion(
+            f"protocol version {opening.protocol_version} is not spoken here",
+            remedy=f"use one of {list(card.protocol_versions)}",
+        )
+    if opening.model not in ("", target.model):
+        raise ModelNotFound(
+            f"model {opening.model!r} is not served here",
+            remedy=f"ask for {target.model!r}, or for no model by name",
+        )
+    if opening.expected_target not in (b"", target.digest):
+        raise ModelChanged(
+            f"the session began on target {opening.expected_target.hex()}, this one is "
+            f"{target.digest.hex()} ({target.model}, {target.dtype})",
+            remedy="go on with a verifier that serves the same weights and dtype, or start anew",
+        )
+    if opening.vocabulary_fingerprint != target.vocabulary_fingerprint:
+        raise VocabularyMismatch(
+            f"the draft model's vocabulary ({opening.vocabulary_fingerprint.hex()[:12]}…) is not "
+            f"that of {target.model} ({target.vocabulary_fingerprint.hex()[:12]}…)",
+            remedy="draft with a model of the same family and tokenizer",
+        )
+    refused = _unsupported(opening, card)
+    if refused:
+        raise UnsupportedParameter(
+            f"not served here: {', '.join(refused)}",
+            remedy="leave it out, or use a verifier whose model card lists it",
+        )
+    _check_ids(opening.history.tokens, card, "the prompt")
+    _check_ids(opening.stop.token_ids, card, "stop token ids")
+    if opening.start >= card.limits.max_context:
+        raise PromptTooLong(
+            f"the prompt has {opening.start} tokens, the context holds {card.limits.max_context} "
+            "and the answer needs one",
+            remedy="shorten the prompt, or serve with a larger --max-context",
+        )
+
+
+def check_draft(draft: Draft, card: ModelCard) -> None:
+    """Raise the error of the first thing in `draft` that `card` does not serve."""
+    if draft.parents:
+        raise UnsupportedParameter("tree drafts are not served here", remedy="send plain drafts")
+    if draft.q:
+        raise UnsupportedParameter(
+            "draft distributions belong to rejection mode", remedy="leave q out"
+        )
+    _check_ids(draft.tokens, card, "the draft")
+
+
+def _unsupported(opening: Open, card: ModelCard) -> list[str]:
+    modes = [mode.value for mode in card.verify_modes]
+    asked = {
+        f"verify_mode {opening.mode.value} (served: {', '.join(modes)})": opening.mode
+        not in card.verify_modes,
+        "stop strings": bool(opening.stop.strings),
+        "min_tokens": opening.stop.min_tokens > 0,
+        "grammar": opening.grammar is not None,
+        "logprobs": opening.logprobs > 0,
+    }
+    refused = [name for name, wanted in asked.items() if wanted]
+    refused += unsupported(opening.sampling)
+    refused += [
+        f"feature {name!r} (served: {', '.join(card.features) or 'none'})"
+        for name in opening.required_features
+        if name not in card.features
+    ]
+    return refused
+
+
+def _check_ids(tokens: Tokens, card: ModelCard, what: str) -> None:
+    if tokens and max(tokens) >= card.vocabulary_size:
+        raise InvalidRequest(
+            f"{what} holds token {max(tokens)}, the vocabulary ends at {card.vocabulary_size - 1}",
+            remedy="use the target's tokenizer",
+        )

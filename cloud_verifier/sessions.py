@@ -1,0 +1,290 @@
+"""A generation as the verifier sees it: committed tokens, and the drafts that await judgement.
+
+The rules and their numbers are those of docs/protocol.md. Nothing here blocks, draws random
+numbers or touches a model: frames and judgements go in, frames come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloud_verifier.kv_cache import BlockTable
+from cloud_verifier.target import Judgement
+from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
+from draftwire.types import (
+    Draft,
+    Finished,
+    FinishReason,
+    History,
+    ModelCard,
+    Open,
+    Opened,
+    SamplingParams,
+    ServerFrame,
+    StopRules,
+    Timing,
+    Tokens,
+    Usage,
+    Verdict,
+    history_hash,
+)
+
+NO_EPOCH = -1
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A client's stream as the engine knows it. `owner` names the key that opened it."""
+
+    owner: str = ""
+    session: Session | None = None
+    closed: bool = False
+
+
+class Session:
+    """One client's session. It outlives streams and generations.
+
+    `tokens` are committed, prompt included; `pending` are drafts after them, not yet judged.
+    The verifier may go on alone up to `anchor + credit` (rule 14). `stream` is whoever opened
+    it last, None when detached.
+    """
+
+    def __init__(self, session_id: bytes, owner: str, card: ModelCard) -> None:
+        self.id = session_id
+        self.owner = owner
+        self.card = card
+        self.kv = BlockTable()
+        self.tokens: list[int] = []
+        self.attempt = 0
+        self.generation = 0
+        self.start = 0
+        self.sampling = SamplingParams()
+        self.stop = StopRules()
+        self.end_tokens: frozenset[int] = frozenset()
+        self.reach = 0
+        self.finish: FinishReason | None = None
+        self.passes = self.drafted = self.accepted = self.cached = 0
+        self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
+        self.stream: Stream | None = None
+        self._forget_stream()
+
+    def _forget_stream(self) -> None:
+        self.stream = None
+        self.pending: list[int] = []
+        self.credit = 0
+        self.anchor = len(self.tokens)
+        self.epoch = 0
+        self.dead_epoch = NO_EPOCH
+
+    # ---------------------------------------------------------------- opening (rules 3–6)
+
+    def resolve(self, opening: Open) -> list[int]:
+        """The history that an open speaks of.
+
+        Raises `Superseded` for an attempt already known and `SessionGone` for a prefix that
+        is not this session's.
+        """
+        if opening.attempt <= self.attempt:
+            raise Superseded(
+                f"attempt {opening.attempt} is not above {self.attempt}, which owns the session",
+                remedy="someone else opened this session later; start a session of your own",
+            )
+        return resolve_history(opening.history, self.tokens)
+
+    def reach_of(self, opening: Open) -> int:
+        """The longest the session's tokens can get in this generation."""
+        context = self.card.limits.max_context
+        most = opening.stop.max_tokens
+        return min(context, opening.start + most) if most else context
+
+    def open(self, opening: Open, history: list[int], stream: Stream) -> list[ServerFrame]:
+        """Attach a stream: go on where the generation stands, or begin a new one."""
+        if not self._continues(opening, history):
+            self._begin(opening, history)
+        self._forget_stream()
+        self.stream = stream
+        self.attempt = opening.attempt
+        self.anchor = len(history)
+        frames: list[ServerFrame] = [
+            Opened(
+                target=self.card.target,
+                limits=self.card.limits,
+                length=len(self.tokens),
+                cached=self.cached,
+            )
+        ]
+        if missed := self.tokens[len(history) :]:
+            frames.append(Verdict(base=len(history), accepted=0, next=tuple(missed)))
+        if self.finish is not None:
+            frames.append(self._finished(self.finish))
+        return frames
+
+    def _continues(self, opening: Open, history: list[int]) -> bool:
+        return (
+            (opening.generation, opening.start) == (self.generation, self.start)
+            and (opening.sampling, opening.stop) == (self.sampling, self.stop)
+            and self.tokens[: len(history)] == history
+        )
+
+    def _begin(self, opening: Open, history: list[int]) -> None:
+        common = common_prefix(self.tokens, history)
+        self.kv.length = min(self.kv.length, common, len(history) - 1)
+        self.generation, self.start = opening.generation, opening.start
+        self.sampling, self.stop = opening.sampling, opening.stop
+        own_ends = () if self.stop.ignore_eos else self.card.target.eos_token_ids
+        self.end_tokens = frozenset((*self.stop.token_ids, *own_ends))
+        self.reach = self.reach_of(opening)
+        self.passes = self.drafted = self.accepted = 0
+        self.cached = self.kv.length
+        self.tokens = history
+        kept, self.finish = self._stop_within(opening.start, history[opening.start :])
+        del self.tokens[opening.start + kept :]
+
+    # ---------------------------------------------------------------- frames (rules 12–13, 23)
+
+    def draft(self, frame: Draft) -> int:
+        """Take a draft in; returns how many of its tokens were stale.
+
+        Raises `ProtocolViolation` for a base out of place and `LimitExceeded`.
+        """
+        if self.finish is not None or frame.epoch <= self.dead_epoch:
+            return len(frame.tokens)
+        if frame.epoch < self.epoch:
+            raise ProtocolViolation(f"epoch went back from {self.epoch} to {frame.epoch}")
+        if frame.epoch > self.epoch:
+            self.epoch = frame.epoch
+            self.pending.clear()
+        length = len(self.tokens)
+        tip = length + len(self.pending)
+        if frame.base != tip and (frame.base > tip or self.pending or frame.base < self.start):
+            raise ProtocolViolation(
+                f"draft at {frame.base}, but the session stands at {length} "
+                f"with {len(self.pending)} pending and began at {self.start}"
+            )
+        overlap = max(0, min(length, frame.end) - frame.base)
+        if tuple(self.tokens[frame.base : frame.base + overlap]) != tuple(frame.tokens[:overlap]):
+            self.dead_epoch = frame.epoch
+            self.pending.clear()
+            return len(frame.tokens)
+        self._check_limits(len(self.pending) + len(frame.tokens) - overlap, frame.credit)
+        self.pending.extend(frame.tokens[overlap:])
+        self.credit, self.anchor = frame.credit, frame.end
+        return overlap
+
+    def _check_limits(self, pending: int, credit: int) -> None:
+        limits = self.card.limits
+        for what, asked, most in (
+            ("pending drafts", pending, limits.max_pending),
+            ("credit", credit, limits.max_credit),
+        ):
+            if asked > most:
+                raise LimitExceeded(
+                    f"{asked} tokens of {what}, but {most} are allowed",
+                    remedy="stay within the limits stated in `opened`",
+                )
+
+    def cancel(self) -> list[ServerFrame]:
+        """End the generation on the client's word."""
+        if self.finish is not None:
+            return []
+        return [self._finish(FinishReason.CANCELLED)]
+
+    def detach(self) -> None:
+        """The stream is gone: keep what is committed, start no pass."""
+        self._forget_stream()
+
+    # ---------------------------------------------------------------- passes (rules 14–20)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pass has something to do here."""
+        return (
+            self.stream is not None
+            and self.finish is None
+            and (bool(self.pending) or len(self.tokens) < self.anchor + self.credit)
+        )
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed, ≥ 1 while unfinished."""
+        return self.reach - len(self.tokens)
+
+    def commit(self, judged: int, judgement: Judgement, timing: Timing) -> list[ServerFrame]:
+        """Take in the judgement of the first `judged` pending drafts (0: a token of its own)."""
+        base = len(self.tokens)
+        drafts = self.pending[:judged]
+        accepted = judgement.accepted
+        rejected = accepted < judged
+        out = drafts[:accepted]
+        if rejected or not judged or self.credit >= 1:
+            out.append(judgement.token)
+        kept, reason = self._stop_within(base, out)
+        del out[kept:]
+        accepted = min(accepted, kept)
+
+        self.tokens.extend(out)
+        self.kv.length = min(base + accepted, len(self.tokens) - 1)
+        self.passes += 1
+        self.drafted += judged
+        self.accepted += accepted
+        self._reconcile(out, accepted, rejected=rejected)
+        frames: list[ServerFrame] = [
+            Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
+        ]
+        if reason is not None:
+            frames.append(self._finish(reason))
+        return frames
+
+    def _reconcile(self, out: Tokens, accepted: int, *, rejected: bool) -> None:
+        """Hold what is still pending against what was committed (rules 13 and 16)."""
+        common = common_prefix(self.pending, out)
+        if rejected or common < min(len(self.pending), len(out)):
+            self.dead_epoch = self.epoch
+            self.pending.clear()
+            self.anchor = len(self.tokens) - len(out) + accepted
+        else:
+            del self.pending[:common]
+
+    def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
+        """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""
+        for count, token in enumerate(out, start=1):
+            if token in self.end_tokens:
+                return count, FinishReason.STOP
+            if base + count >= self.reach:
+                return count, FinishReason.LENGTH
+        return len(out), None
+
+    def _finish(self, reason: FinishReason) -> Finished:
+        self.finish = reason
+        self.pending.clear()
+        return self._finished(reason)
+
+    def _finished(self, reason: FinishReason) -> Finished:
+        usage = Usage(
+            prompt_tokens=self.start,
+            completion_tokens=len(self.tokens) - self.start,
+            passes=self.passes,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            cached_tokens=self.cached,
+        )
+        return Finished(reason=reason, length=len(self.tokens), usage=usage)
+
+
+def resolve_history(history: History, tokens: Tokens) -> list[int]:
+    """The tokens a history stands for, given those held. Raises `SessionGone` if they differ."""
+    prefix = list(tokens[: history.prefix_length])
+    if len(prefix) < history.prefix_length or history_hash(prefix) != history.prefix_hash:
+        raise SessionGone(
+            f"the verifier does not hold these {history.prefix_length} tokens of the session",
+            remedy="open again with the whole history",
+        )
+    return prefix + list(history.tokens)
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))
