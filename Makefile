@@ -1,0 +1,76 @@
+# Every target first sets up .venv where that isn't done yet: see tools/setup.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+BENCHES := $(filter-out bench-__init__,$(patsubst bench/%.py,bench-%,$(wildcard bench/[a-z]*.py)))
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@for name in $(BENCHES); do echo "       $$name"; done
+	@echo 'Arguments go through ARGS, as in  make demo ARGS="--rtt 60"'
+
+.PHONY: setup
+setup: ## Create .venv and install everything into it (the other targets do this by themselves)
+	@tools/setup
+
+# The main job
+
+.PHONY: demo
+demo: setup ## Run one prompt split and cloud-alone on the demo pair, and compare tokens and speeds
+	@draftwire demo $(ARGS)
+
+# Tests and checks
+
+.PHONY: test
+test: setup ## Run all tests, those on the real models included
+	pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that need neither torch nor models: seconds
+	pytest -m "not models and not slow" $(ARGS)
+
+.PHONY: check
+check: setup ## Check format, lint, types, import contracts, wire contract, and generated files
+	ruff format --check
+	ruff check
+	mypy
+	lint-imports --no-logo
+	buf lint
+	buf breaking --against proto/baseline.binpb
+	python -m tools.generate --check
+
+.PHONY: format
+format: setup ## Format the code and apply the safe lint fixes
+	ruff format
+	ruff check --fix
+
+.PHONY: proto
+proto: setup ## Regenerate the stubs from proto/ (BREAK=1: even if the change breaks the contract)
+	python -m tools.generate stubs $(if $(BREAK),--break)
+
+.PHONY: docs
+docs: setup ## Regenerate docs/cli.md from the commands' help texts
+	python -m tools.generate cli
+
+# Measurements
+
+.PHONY: identity
+identity: setup ## Compare split output with the target's own, token for token, over the full grid
+	python -m bench.identity $(ARGS)
+
+.PHONY: bench
+bench: $(BENCHES) ## Run every benchmark
+
+.PHONY: bench-%
+bench-%: setup ## Run one benchmark of bench/
+	python -m bench.$* $(ARGS)
+
+.PHONY: clean
+clean: ## Remove caches and build outputs; .venv stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
