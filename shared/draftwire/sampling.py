@@ -1,0 +1,120 @@
+"""From logits to the distribution a token is drawn from: the one definition, for both sides.
+
+The order is: repetition, frequency and presence penalties, logit bias → grammar mask →
+temperature → top-k → top-p → min-p → softmax. Every step takes and returns log weights, float32
+[vocab], in which −inf is a removed token, so a step is added by one line in `log_weights`.
+Penalties, bias and grammar are not served yet: `unsupported` names them, for whoever opens a
+generation to refuse.
+
+Ties: of equal log weights the lower token id ranks first, in every step. Top-k keeps exactly k.
+Top-p keeps the shortest run of ranks whose mass reaches p, of what top-k left. Min-p keeps what
+has at least that share of the most likely token's probability.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwire.errors import InternalError
+from draftwire.types import SamplingParams
+
+LogWeights: TypeAlias = NDArray[np.float32]
+Probabilities: TypeAlias = NDArray[np.float64]
+
+_UNSERVED = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+}
+
+
+def unsupported(sampling: SamplingParams) -> list[str]:
+    """Names of the fields that are set and that nothing here honours."""
+    return [name for name, neutral in _UNSERVED.items() if getattr(sampling, name) != neutral]
+
+
+def truncates(sampling: SamplingParams) -> bool:
+    """Whether any token could be removed."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def divisor(temperature: float) -> np.float32:
+    """The temperature as float32, never 0: a tiny one is greedy in effect, not a NaN."""
+    return max(np.float32(temperature), np.finfo(np.float32).tiny)
+
+
+def scale(logits: NDArray[np.floating], temperature: float) -> LogWeights:
+    """Log weights at a temperature above 0: (logit − greatest logit) / temperature.
+
+    Raises `InternalError` if there is no greatest logit: NaN, +inf, or all of them −inf.
+    """
+    x = logits.astype(np.float32)
+    top = x.max()
+    if not np.isfinite(top):
+        raise InternalError(f"the greatest logit is {top}")
+    with np.errstate(over="ignore"):  # beyond float32 the weight is 0
+        scaled: LogWeights = (x - top) / divisor(temperature)
+    return scaled
+
+
+def ranked(x: LogWeights) -> NDArray[np.intp]:
+    """Token ids from the most likely to the least."""
+    return np.argsort(-x, kind="stable")
+
+
+def keep_top_k(x: LogWeights, k: int) -> LogWeights:
+    """Keep the k most likely tokens; 0 keeps all."""
+    return _only(x, ranked(x)[:k]) if 0 < k < x.size else x
+
+
+def keep_top_p(x: LogWeights, p: float) -> LogWeights:
+    """Keep the fewest most likely tokens whose mass is at least p, at least one; 1 keeps all."""
+    if p >= 1:
+        return x
+    order = ranked(x)
+    mass = np.cumsum(weights(x[order]))
+    return _only(x, order[: int(np.searchsorted(mass, p * mass[-1])) + 1])
+
+
+def keep_min_p(x: LogWeights, share: float) -> LogWeights:
+    """Keep tokens at least `share` times as likely as the most likely one; 0 keeps all."""
+    return np.where(weights(x) >= share, x, np.float32(-np.inf)) if share > 0 else x
+
+
+def weights(x: LogWeights) -> Probabilities:
+    """exp of log weights whose greatest is 0, float64: probabilities times a constant."""
+    w: Probabilities = np.exp(x, dtype=np.float64)
+    return w
+
+
+def _only(x: LogWeights, ids: NDArray[np.intp]) -> LogWeights:
+    kept = np.full_like(x, -np.inf)
+    kept[ids] = x[ids]
+    return kept
+
+
+def log_weights(logits: NDArray[np.floating], sampling: SamplingParams) -> LogWeights:
+    """log p up to a constant, float32 [vocab]: 0 for the most likely token, −inf for removed ones.
+
+    Greedy is a distribution too: one-hot at the greatest logit, the lowest id among equals.
+    Raises `InternalError` for logits without a greatest one.
+    """
+    # Penalties, bias and the grammar mask belong here: they change raw logits.
+    if sampling.greedy:
+        x = scale(logits, 1.0)
+        return _only(x, np.argmax(x, keepdims=True))
+    x = scale(logits, sampling.temperature)
+    x = keep_top_k(x, sampling.top_k)
+    x = keep_top_p(x, sampling.top_p)
+    return keep_min_p(x, sampling.min_p)
+
+
+def distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Probabilities:
+    """Probabilities, float64 [vocab]: softmax of `log_weights`."""
+    w = weights(log_weights(logits, sampling))
+    p: Probabilities = w / w.sum()
+    return p
