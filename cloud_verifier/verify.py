@@ -125,12 +125,23 @@ def _pick(
     threshold.exp_().mul_(-relative * 2.0**32).add_(2.0**31 - absolute)
     survives = (hashed ^ -(2**31)).float() > threshold
     survives[torch.arange(len(first)), torch.tensor(first, device=x.device)] = True
-    row, token = survives.nonzero(as_tuple=True)
-    scaled = x[row, token].cpu().numpy()
-    noisy = noise.from_bits(hashed[row, token].cpu().numpy().view(np.uint32))
-    ids = token.cpu().numpy()
-    edges = np.searchsorted(row.cpu().numpy(), np.arange(len(first) + 1))
+    where = _true_indices(survives.flatten())
+    scaled = x.flatten()[where].cpu().numpy()
+    noisy = noise.from_bits(hashed.flatten()[where].cpu().numpy().view(np.uint32))
+    rows, ids = np.divmod(where.cpu().numpy(), x.shape[1])
+    edges = np.searchsorted(rows, np.arange(len(first) + 1))
     return [_winner(ids[a:b], scaled[a:b], noisy[a:b]) for a, b in pairwise(edges)]
+
+
+def _true_indices(mask: torch.Tensor) -> torch.Tensor:
+    """Indices of the few true ones in a flat mask, rising.
+
+    Reads eight flags at a time: `nonzero` on booleans costs five times as much.
+    """
+    padded = torch.nn.functional.pad(mask, (0, -len(mask) % 8))
+    words = padded.view(torch.int64).nonzero()
+    where = (words * 8 + torch.arange(8, device=mask.device)).flatten()
+    return where[padded[where]]
 
 
 def _winner(ids: NDArray[np.int64], scaled: NDArray[np.float32], noisy: NDArray[np.float32]) -> int:
