@@ -1,0 +1,40 @@
+"""Token ids to text as it streams, a character at a time and never a part of one."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Pieces(Protocol):
+    """The part of `edge_client.drafter.Tokenizer` that gives text."""
+
+    def piece(self, token: int) -> bytes:
+        """The token's text as bytes, possibly part of a character."""
+        ...
+
+
+class TextStream:
+    """Turns committed tokens into text deltas.
+
+    A token may hold a part of a character (an emoji is often two or three tokens): its bytes wait
+    for the rest. The deltas joined are the text of all bytes joined, however they were split.
+    Committed tokens are never taken back, so neither is text.
+    """
+
+    def __init__(self, tokenizer: Pieces) -> None:
+        """Start with no text. `tokenizer` gives the bytes of each token."""
+        self._piece = tokenizer.piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """Text that these tokens complete; empty while a character is unfinished.
+
+        Bytes that can't be UTF-8, whatever follows, become U+FFFD at once.
+        """
+        return self._decoder.decode(b"".join(map(self._piece, tokens)))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD if the text stops inside a character, else nothing."""
+        return self._decoder.decode(b"", final=True)
