@@ -41,12 +41,13 @@ class LlamaDrafter:
         *,
         threads: int | None = None,
         context: int = 4096,
-        batch: int = 128,
+        batch: int = 64,
     ) -> None:
         """Allocate a context of `context` tokens, at most what the model was trained for.
 
-        `batch` is how many tokens of a prompt are decoded at a time, which is also how long a
-        cancelled draft may keep the next one waiting. Raises `InvalidRequest` for numbers below
+        `batch` is how many tokens of a prompt are decoded at a time. A cancelled draft keeps the
+        next one waiting for at most that many; more is no faster on a CPU (it is on a GPU).
+        `threads` defaults to `default_threads()`. Raises `InvalidRequest` for numbers below
         one and `ModelLoadFailed` if there is no memory.
         """
         threads = default_threads() if threads is None else threads

@@ -130,6 +130,6 @@ class LlamaContext:
         # The buffer seldom moves, and every new ctypes view is garbage for the cycle collector.
         if address != self._address:
             array = (ctypes.c_float * self._vocabulary_size).from_address(address)
-            self._view = np.frombuffer(array, np.float32)
+            self._view = np.ctypeslib.as_array(array)
             self._address = address
         return self._view

@@ -61,7 +61,7 @@ class LlamaTokenizer:
             text = render(messages)
         except Exception as error:  # a template may raise what it likes
             raise InvalidRequest(
-                f"the chat template refuses the messages: {error or type(error).__name__}"
+                f"the chat template refuses the messages: {str(error) or type(error).__name__}"
             ) from error
         # The template writes the beginning token itself: adding it again would double it.
         return self._tokenize(text, add_special=False)

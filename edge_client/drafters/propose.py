@@ -75,10 +75,10 @@ class Proposer:
         ids = likeliest(logits, CANDIDATES)
         x, tail = self._candidates(logits, ids, position, sampling, temperature)
         w = weights(x)
-        winner = int(x.argmax() if sampling.greedy else self._noisy(x, ids, position, sampling))
+        winner = int(x.argmax() if sampling.greedy else self._drawn(x, ids, position, sampling))
         return Proposal(int(ids[winner]), float(w[winner] / (w.sum() + tail)))
 
-    def _noisy(self, x: Logits, ids: Ids, position: int, sampling: SamplingParams) -> np.intp:
+    def _drawn(self, x: Logits, ids: Ids, position: int, sampling: SamplingParams) -> np.intp:
         return (x + gumbel_at(sampling.seed, position, ids)).argmax()
 
     def _candidates(
