@@ -84,20 +84,30 @@ def _scaled(
     return x.div_(torch.from_numpy(divisors).to(x.device))
 
 
-def _hash(keys: list[tuple[int, int]], vocab: int, device: torch.device) -> torch.Tensor:
-    """`noise.bits` for a row per key pair, as int32 [rows, vocab] with the same 32 bits."""
-    signed = torch.tensor(np.array(keys, dtype=np.uint32).view(np.int32), device=device)
-    x = torch.arange(vocab, dtype=torch.int32, device=device).repeat(len(keys), 1)
-    shifted = torch.empty_like(x)
-    for r in range(2):
-        x ^= signed[:, r, None]
-        for shift, factor in noise.ROUND:
-            torch.bitwise_right_shift(x, shift, out=shifted)
-            shifted &= (1 << (32 - shift)) - 1  # the shift is arithmetic
-            x ^= shifted
-            if factor != 1:
-                x *= factor - (1 << 32) if factor >= 1 << 31 else factor
-    return x
+def _hash(
+    keys: list[tuple[int, int]], vocab: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`noise.bits` for a row per key pair, as int32 [rows, vocab] with the same 32 bits.
+
+    The second tensor is scratch of that shape: touching fresh memory costs more than arithmetic.
+    """
+    first, second = torch.tensor(np.array(keys, dtype=np.uint32).view(np.int32), device=device).T
+    x = torch.arange(vocab, dtype=torch.int32, device=device) ^ first[:, None]
+    scratch = torch.empty_like(x)
+    _finalize(x, scratch)
+    x ^= second[:, None]
+    _finalize(x, scratch)
+    return x, scratch
+
+
+def _finalize(x: torch.Tensor, scratch: torch.Tensor) -> None:
+    """One finalizer round of `draftwire.noise` on int32, in place."""
+    for shift, factor in noise.ROUND:
+        torch.bitwise_right_shift(x, shift, out=scratch)
+        scratch &= (1 << (32 - shift)) - 1  # the shift is arithmetic
+        x ^= scratch
+        if factor != 1:
+            x *= factor - (1 << 32) if factor >= 1 << 31 else factor
 
 
 def gumbel(
@@ -105,7 +115,8 @@ def gumbel(
 ) -> torch.Tensor:
     """`draftwire.noise.gumbel` computed by torch throughout, float32 [positions, vocab]."""
     keys = [noise.round_keys(seed, p) for p in positions]
-    unsigned = _hash(keys, vocab, torch.device(device)).double() % 2.0**32
+    hashed, _ = _hash(keys, vocab, torch.device(device))
+    unsigned = hashed.double() % 2.0**32
     return (-torch.log(-torch.log((unsigned + 0.5) * 2.0**-32))).float()
 
 
@@ -114,23 +125,26 @@ def _pick(
 ) -> list[int]:
     """Tokens of untruncated rows: hash everything, score survivors. `x` [rows, vocab]."""
     keys = [noise.round_keys(s.seed, p) for s, p in zip(sampling, positions, strict=True)]
-    hashed = _hash(keys, x.shape[1], x.device)
-    bound = [
-        float(noise.gumbel_at(s.seed, p, [token])[0])  # log weight of the most likely token is 0
-        for s, p, token in zip(sampling, positions, first, strict=True)
-    ]
+    hashed, scratch = _hash(keys, x.shape[1], x.device)
+    leaders = torch.arange(len(first)), torch.tensor(first, device=x.device)
+    bound = torch.from_numpy(noise.from_bits(_unsigned(hashed[leaders])))  # their log weight is 0
     relative, absolute = _ROOM
     # 1 − u < exp(x − B), times 2³² and shifted so that hashes compare as signed numbers
-    threshold = x - torch.tensor(bound, dtype=torch.float32, device=x.device)[:, None]
+    threshold = x - bound.to(x.device)[:, None]
     threshold.exp_().mul_(-relative * 2.0**32).add_(2.0**31 - absolute)
-    survives = (hashed ^ -(2**31)).float() > threshold
-    survives[torch.arange(len(first)), torch.tensor(first, device=x.device)] = True
+    hashed ^= -(2**31)
+    survives = scratch.view(torch.float32).copy_(hashed) > threshold
+    survives[leaders] = True
     where = _true_indices(survives.flatten())
     scaled = x.flatten()[where].cpu().numpy()
-    noisy = noise.from_bits(hashed.flatten()[where].cpu().numpy().view(np.uint32))
+    noisy = noise.from_bits(_unsigned(hashed.flatten()[where] ^ -(2**31)))
     rows, ids = np.divmod(where.cpu().numpy(), x.shape[1])
     edges = np.searchsorted(rows, np.arange(len(first) + 1))
     return [_winner(ids[a:b], scaled[a:b], noisy[a:b]) for a, b in pairwise(edges)]
+
+
+def _unsigned(hashed: torch.Tensor) -> noise.Bits:
+    return hashed.cpu().numpy().view(np.uint32)
 
 
 def _true_indices(mask: torch.Tensor) -> torch.Tensor:
@@ -151,59 +165,62 @@ def _winner(ids: NDArray[np.int64], scaled: NDArray[np.float32], noisy: NDArray[
 
 
 def _pick_truncated(
-    x: torch.Tensor, first: list[int], positions: list[int], sampling: list[SamplingParams]
+    x: torch.Tensor, _first: list[int], positions: list[int], sampling: list[SamplingParams]
 ) -> list[int]:
     """Tokens of truncated rows: noise on what is kept. `x` [rows, vocab]."""
-    del first
     vocab = x.shape[1]
-    mass = x.double().exp_().sum(dim=-1).tolist()
+    mass = [0.0] * len(x)  # sum of all weights, where top-p is of the whole vocabulary
+    whole = [i for i, s in enumerate(sampling) if s.top_p < 1 and not s.top_k]
+    for i, total in zip(whole, x[whole].double().exp_().sum(dim=-1).tolist(), strict=True):
+        mass[i] = total
     chosen = [0] * len(x)
-    pending = list(range(len(x)))
-    most = _CANDIDATES
+    pending, width = list(range(len(x))), 0
     while pending:
-        most = min(max([most, *(sampling[i].top_k for i in pending)]), vocab)
-        top = x[pending].topk(most, dim=-1)  # sorted; the order of equals is not defined
-        values, indices = top.values.cpu().numpy(), top.indices.cpu().numpy()
+        width *= 8
+        for i in pending:  # one more than is kept, to see a tie
+            width = max(width, sampling[i].top_k + 1 if sampling[i].top_k else _CANDIDATES)
+        width = min(width, vocab)
+        top = x[pending].topk(width, dim=-1)  # falling; the order of equals is not defined
         undecided = []
-        for i, value, index in zip(pending, values, indices, strict=True):
-            count = _kept(value, mass[i], vocab, sampling[i])
+        for i, scaled, ids in zip(
+            pending, top.values.cpu().numpy(), top.indices.cpu().numpy(), strict=True
+        ):
+            count = _kept(scaled, mass[i], vocab, sampling[i])
             if count is None:
                 undecided.append(i)
                 continue
-            ids, scaled = index[:count], value[:count]
-            if count < vocab and (count == most or value[count] == value[count - 1]):
-                ids = _ids_with_ties(x[i], float(value[count - 1]), count)
-                scaled = x[i][torch.from_numpy(ids).to(x.device)].cpu().numpy()
-            noisy = noise.gumbel_at(sampling[i].seed, positions[i], ids)
-            chosen[i] = _winner(ids, scaled, noisy)
-        pending, most = undecided, most * 8
+            kept, lowest = ids[:count], scaled[count - 1]
+            if count < width and scaled[count] == lowest:
+                kept = _lowest_ids(x[i], float(lowest), kept[scaled[:count] > lowest], count)
+            noisy = noise.gumbel_at(sampling[i].seed, positions[i], kept)
+            chosen[i] = _winner(kept, scaled[:count], noisy)
+        pending = undecided
     return chosen
 
 
 def _kept(
-    values: NDArray[np.float32], mass: float, vocab: int, sampling: SamplingParams
+    scaled: NDArray[np.float32], mass: float, vocab: int, sampling: SamplingParams
 ) -> int | None:
-    """How many ranks the truncation of `draftwire.sampling` keeps; None if more than are given.
+    """How many ranks the truncation of `draftwire.sampling` keeps; None if it can't be seen yet.
 
-    `values`: the greatest log weights, falling; `mass`: sum of all weights of the row.
+    `scaled`: the greatest log weights, falling; `mass`: sum of all weights of the row.
     """
+    w = weights(scaled)
     count = vocab
-    w = weights(values)
-    if 0 < sampling.top_k < vocab:
-        count = sampling.top_k
+    if sampling.top_k:
+        count = min(sampling.top_k, vocab)
         w = w[:count]
         mass = float(np.cumsum(w)[-1])
     if sampling.top_p < 1:
         count = min(count, int(np.searchsorted(np.cumsum(w), sampling.top_p * mass)) + 1)
     if sampling.min_p > 0:
         count = min(count, int(np.count_nonzero(w >= sampling.min_p)))
-    beyond = count > len(values) or (sampling.min_p > 0 and count == len(values) < vocab)
-    return None if beyond else count
+    return count if count < len(scaled) or len(scaled) == vocab else None
 
 
-def _ids_with_ties(x: torch.Tensor, lowest: float, count: int) -> NDArray[np.int64]:
-    """Ids of the `count` greatest of x [vocab], the lowest ids among those equal to `lowest`."""
-    above = (x > lowest).nonzero()[:, 0]
-    equal = (x == lowest).nonzero()[: count - len(above), 0]
-    ids: NDArray[np.int64] = torch.cat([above, equal]).cpu().numpy()
-    return ids
+def _lowest_ids(
+    x: torch.Tensor, value: float, above: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """`above` and then the lowest ids of x [vocab] that equal `value`, `count` in all."""
+    equal = (x == value).nonzero()[: count - len(above), 0]
+    return np.concatenate([above, equal.cpu().numpy()])
