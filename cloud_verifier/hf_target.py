@@ -1,0 +1,258 @@
+"""The target model on torch and transformers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from cloud_verifier import cpu_linear
+from cloud_verifier.attention import IMPLEMENTATION, KV, PagedKV, register
+from cloud_verifier.loading import LoadedTarget, load_target
+from cloud_verifier.packing import Span
+from cloud_verifier.rollback import PROBE, probe
+from cloud_verifier.target import Judgement, Row
+from cloud_verifier.verify import choose
+from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
+from draftwire.types import ModelCard, ServingLimits
+
+BLOCK_SIZE = 16
+
+_AGREE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+
+_log = logging.getLogger(__name__)
+
+
+class HFTarget:
+    """A transformers model as `TargetModel`: one packed pass over paged KV (see `attention`).
+
+    Made by `load`. Used from one thread at a time.
+    """
+
+    def __init__(self, loaded: LoadedTarget, *, kv_tokens: int, limits: ServingLimits) -> None:
+        """Prefer `load`. `limits.max_context` must fit the model and `kv_tokens`."""
+        self._model: PreTrainedModel | None = loaded.model
+        self._card = ModelCard(
+            target=loaded.identity, limits=limits, vocabulary_size=loaded.vocabulary_size
+        )
+        shapes, expected = probe(loaded.model, loaded.identity.model)
+        register()
+        cpu_linear.install(loaded.model)
+        loaded.model.set_attn_implementation(IMPLEMENTATION)
+        try:
+            self._kv = PagedKV(
+                shapes,
+                num_blocks=-(-kv_tokens // BLOCK_SIZE),
+                block_size=BLOCK_SIZE,
+                device=loaded.model.device,
+                dtype=loaded.model.dtype,
+            )
+        except RuntimeError as error:
+            raise ModelLoadFailed(
+                f"no memory for the KV of {kv_tokens} tokens: {error}",
+                remedy="choose fewer KV tokens",
+            ) from error
+        self._check_agreement(expected)
+        _log.info(
+            "serving %s (%s on %s): KV of %d tokens in %.1f MB, context up to %d",
+            loaded.identity.model,
+            loaded.identity.dtype,
+            loaded.model.device,
+            self.num_blocks * BLOCK_SIZE,
+            self.kv_bytes / 1e6,
+            limits.max_context,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        kv_tokens: int,
+        dtype: str = "auto",
+        device: str = "auto",
+        threads: int | None = None,
+        max_context: int | None = None,
+        max_pending: int = 256,
+        max_credit: int = 256,
+        max_rows: int = 33,
+        name: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> HFTarget:
+        """Load a target from a Hugging Face directory, a hub id or a `.gguf` file.
+
+        KV memory for `kv_tokens` tokens over all sessions is allocated at once. A session's
+        context is bounded by `max_context`, by default as far as the model and `kv_tokens` go.
+        `threads` sets torch's threads in this process; None leaves them alone. The other
+        arguments are those of `loading.load_target` and of `ServingLimits`.
+
+        Raises the errors of `load_target`, and `InvalidRequest` for bounds that can't hold.
+        """
+        if kv_tokens < 2:
+            raise InvalidRequest(f"kv_tokens is {kv_tokens}, not ≥ 2")
+        if threads is not None:
+            if threads < 1:
+                raise InvalidRequest(f"threads is {threads}, not ≥ 1")
+            torch.set_num_threads(threads)
+        loaded = load_target(source, dtype=dtype, device=device, name=name, progress=progress)
+        if max_context is not None and max_context > min(loaded.max_context, kv_tokens):
+            raise InvalidRequest(
+                f"max_context is {max_context}, but the model goes to {loaded.max_context} tokens "
+                f"and the KV to {kv_tokens}",
+                remedy="choose a smaller context or more KV tokens",
+            )
+        limits = ServingLimits(
+            max_context=max_context or min(loaded.max_context, kv_tokens),
+            max_pending=max_pending,
+            max_credit=max_credit,
+            max_rows=max_rows,
+        )
+        return cls(loaded, kv_tokens=kv_tokens, limits=limits)
+
+    @property
+    def card(self) -> ModelCard:
+        """What is served: identity, vocabulary and limits."""
+        return self._card
+
+    @property
+    def block_size(self) -> int:
+        """Positions a KV block holds."""
+        return self._kv.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks there are."""
+        return self._kv.num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV pools, bytes."""
+        return self._kv.size_bytes
+
+    @contextmanager
+    def plain(self, *, linear_layers: bool = True) -> Iterator[PreTrainedModel]:
+        """The same model object as transformers ships it, for comparison.
+
+        It has the library's SDPA attention within; with `linear_layers` its linear layers too,
+        else those of this target. No pass may run meanwhile.
+        """
+        model = self._loaded()
+        model.set_attn_implementation("sdpa")
+        if linear_layers:
+            cpu_linear.remove(model)
+        try:
+            yield model
+        finally:
+            model.set_attn_implementation(IMPLEMENTATION)
+            cpu_linear.install(model)
+
+    def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
+        """Run one pass over all rows; a judgement per row, None where `judge` is false.
+
+        Raises `InternalError`, before anything is written, for a row that breaks the protocol
+        of `TargetModel`: the engine must not have made it.
+        """
+        if not rows:
+            return []
+        self._check(rows)
+        with torch.inference_mode():
+            judged = [row for row in rows if row.judge]
+            positions = [
+                position
+                for row in judged
+                for position in range(_end(row) - row.drafts, _end(row) + 1)
+            ]
+            sampling = [row.sampling for row in judged for _ in range(row.drafts + 1)]
+            chosen = choose(self.logits(rows), positions, sampling)
+        judgements: list[Judgement | None] = []
+        at = 0
+        for row in rows:
+            if not row.judge:
+                judgements.append(None)
+                continue
+            judgements.append(_judge(row, chosen[at : at + row.drafts + 1]))
+            at += row.drafts + 1
+        return judgements
+
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Run one pass and return logits, `[N, vocab]` in the model's dtype.
+
+        N counts `drafts + 1` per judged row, in order: those of its last fed tokens, each the
+        distribution for the position after it.
+        """
+        model = self._loaded()
+        tokens: list[int] = []
+        keep: list[int] = []
+        for row in rows:
+            tokens.extend(row.tokens)
+            if row.judge:
+                keep.extend(range(len(tokens) - row.drafts - 1, len(tokens)))
+        with torch.inference_mode():
+            plan = self._kv.begin([Span(row.start, len(row.tokens), row.blocks) for row in rows])
+            output = model(
+                input_ids=torch.tensor([tokens], device=model.device),
+                position_ids=plan.positions,
+                cache=self._kv,
+                use_cache=True,
+                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=model.device),
+                **{KV: self._kv},
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def close(self) -> None:
+        """Free weights and KV. A pass afterwards raises `InternalError`."""
+        self._model = None
+        self._kv.close()
+
+    def _loaded(self) -> PreTrainedModel:
+        if self._model is None:
+            raise InternalError("the target is closed")
+        return self._model
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        vocabulary, blocks = self._card.vocabulary_size, self.num_blocks
+        for row in rows:
+            fed = len(row.tokens)
+            if not 0 <= row.drafts < fed or row.start < 0:
+                raise InternalError(f"a row feeds {fed} tokens, {row.drafts} of them drafts")
+            if min(row.tokens) < 0 or max(row.tokens) >= vocabulary:
+                raise InternalError(
+                    f"a row holds a token id outside the vocabulary of {vocabulary}"
+                )
+            if len(row.blocks) * BLOCK_SIZE < _end(row):
+                raise InternalError(f"a row ends at {_end(row)}, past its {len(row.blocks)} blocks")
+            if min(row.blocks) < 0 or max(row.blocks) >= blocks:
+                raise InternalError(f"a row names a block outside the {blocks} there are")
+
+    def _check_agreement(self, expected: torch.Tensor) -> None:
+        """Refuse a model that relies on more than this attention and this cache give it."""
+        name, failure = self._card.target.model, "its logits differ"
+        row = Row(tokens=PROBE, start=0, blocks=(0,), drafts=len(PROBE) - 1)
+        try:
+            got = self.logits([row])
+            tolerance = _AGREE.get(got.dtype, 1e-3) * max(1.0, float(expected.abs().max()))
+            if float((got - expected).abs().max()) <= tolerance:
+                return
+        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+            failure = str(error)
+        raise ModelLoadFailed(
+            f"{name} does not compute the same with packed attention: {failure}",
+            remedy="choose a model whose attention is plain, sliding-window or soft-capped",
+        )
+
+
+def _end(row: Row) -> int:
+    return row.start + len(row.tokens)
+
+
+def _judge(row: Row, chosen: Sequence[int]) -> Judgement:
+    """Accept the drafts that the target would have chosen, up to the first it would not."""
+    drafts = row.tokens[len(row.tokens) - row.drafts :]
+    accepted = 0
+    while accepted < row.drafts and drafts[accepted] == chosen[accepted]:
+        accepted += 1
+    return Judgement(accepted, chosen[accepted])
