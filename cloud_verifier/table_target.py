@@ -1,0 +1,180 @@
+"""A target without weights: the table model behind real KV slots, for tests and demos.
+
+What a slot holds is what its last writer left there, as in a real KV cache. A row's context is
+read back from the slots that its block table names, so that a missed rollback gives a wrong text,
+and a wrong, shared or stale block, which real KV would answer with nonsense, an error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloud_verifier.target import Judgement, Row
+from draftwire.errors import InternalError
+from draftwire.noise import NOISE_VERSION, gumbel
+from draftwire.sampling import log_weights
+from draftwire.testing.table import EOS, TableModel, table_fingerprint
+from draftwire.types import ModelCard, SamplingParams, ServingLimits, TargetIdentity
+
+_EMPTY = -1
+
+
+class TableTarget:
+    """`TargetModel` over a `TableModel`. One target decides the same in whatever batches.
+
+    Each slot holds a token, and the model's state before and after it. Before a row is fed, the
+    states of all slots below its start must chain from the initial one without a gap.
+    """
+
+    def __init__(
+        self,
+        model: TableModel,
+        *,
+        limits: ServingLimits | None = None,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        name: str = "table",
+    ) -> None:
+        self.model = model
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        limits = limits or ServingLimits(max_context=num_blocks * block_size)
+        self._card = ModelCard(
+            target=TargetIdentity(
+                model=name,
+                digest=model.digest,
+                dtype="float32",
+                vocabulary_fingerprint=table_fingerprint(model.vocabulary_size),
+                noise_version=NOISE_VERSION,
+                eos_token_ids=(EOS,),
+            ),
+            limits=limits,
+            vocabulary_size=model.vocabulary_size,
+        )
+        slots = num_blocks * block_size
+        # Arrays, because a pass touches few slots one by one; numpy reads them in bulk.
+        self._tokens = array("q", [_EMPTY]) * slots
+        self._before = array("Q", [0]) * slots
+        self._after = array("Q", [0]) * slots
+        self._tokens_view = np.frombuffer(self._tokens, np.int64)  # [slots]
+        self._before_view = np.frombuffer(self._before, np.uint64)
+        self._after_view = np.frombuffer(self._after, np.uint64)
+        self._in_block = np.arange(block_size)
+
+    @property
+    def card(self) -> ModelCard:
+        """Identity, vocabulary and limits."""
+        return self._card
+
+    @property
+    def block_size(self) -> int:
+        """Positions a KV block holds."""
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks there are."""
+        return self._num_blocks
+
+    def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
+        """Run one pass. Raises `InternalError` naming the fault if a row contradicts the slots."""
+        for row in rows:
+            self._check(row)
+        # All rows are written before any is judged, as the layers of a real model do.
+        states = [self._feed(row, self._context_state(row)) for row in rows]
+        written = [slot for row in rows for slot in self._slots(row, row.start, _end(row))]
+        if len(set(written)) < len(written):
+            raise InternalError("two rows of a pass write to one KV slot: a block has two owners")
+        return [
+            self._judge(row, row_states) if row.judge else None
+            for row, row_states in zip(rows, states, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Forget all slots."""
+        self._tokens_view[:] = _EMPTY
+
+    def _check(self, row: Row) -> None:
+        limits, vocabulary = self._card.limits, self.model.vocabulary_size
+        if not row.tokens:
+            raise InternalError("a row feeds no tokens")
+        if min(row.tokens) < 0 or max(row.tokens) >= vocabulary:
+            raise InternalError(f"a row feeds a token id outside the vocabulary of {vocabulary}")
+        if row.start < 0 or _end(row) > limits.max_context:
+            raise InternalError(
+                f"a row ends at {_end(row)}, past a context of {limits.max_context}"
+            )
+        if _end(row) > len(row.blocks) * self._block_size:
+            raise InternalError(f"{len(row.blocks)} KV blocks can't hold {_end(row)} positions")
+        if min(row.blocks) < 0 or max(row.blocks) >= self._num_blocks:
+            raise InternalError(f"a KV block is outside the {self._num_blocks} there are")
+        if len(set(row.blocks)) < len(row.blocks):
+            raise InternalError("a KV block stands twice in one block table")
+        if row.drafts < 0 or row.drafts >= (len(row.tokens) if row.judge else 1):
+            raise InternalError("a judged row needs a committed token before its drafts")
+        if row.drafts >= limits.max_rows:
+            raise InternalError(f"{row.drafts} drafts need more than {limits.max_rows} rows")
+
+    def _slots(self, row: Row, start: int, end: int) -> list[int]:
+        """Slots of positions [start, end)."""
+        size, blocks = self._block_size, row.blocks
+        return [blocks[at // size] * size + at % size for at in range(start, end)]
+
+    def _context_state(self, row: Row) -> int:
+        """The state before the row's first token, read from the slots below it."""
+        if row.start == 0:
+            return self.model.initial
+        blocks = np.array(row.blocks[: -(-row.start // self._block_size)])  # [blocks]
+        slots = (blocks[:, None] * self._block_size + self._in_block).ravel()[: row.start]
+        after = self._after_view[slots]  # [start]
+        sound = self._tokens_view[slots] != _EMPTY
+        before = self._before_view[slots]
+        sound[0] &= before[0] == self.model.initial
+        sound[1:] &= before[1:] == after[:-1]
+        if not sound.all():
+            at = int(sound.argmin())
+            block, token = row.blocks[at // self._block_size], self._tokens[slots[at]]
+            fault = "was never written" if token == _EMPTY else "holds another context's token"
+            raise InternalError(
+                f"KV slot of position {at} (block {block}) {fault}, read for a row at {row.start}"
+            )
+        return int(after[-1])
+
+    def _feed(self, row: Row, state: int) -> list[int]:
+        """Write the row's tokens; the states after each of its last `drafts` + 1 tokens."""
+        extend, states = self.model.extend, list[int]()
+        for slot, token in zip(self._slots(row, row.start, _end(row)), row.tokens, strict=True):
+            self._tokens[slot] = token
+            self._before[slot] = state
+            state = extend(state, token)
+            self._after[slot] = state
+            states.append(state)
+        return states[-row.drafts - 1 :]
+
+    def _judge(self, row: Row, states: Sequence[int]) -> Judgement:
+        """Accept drafts while each is the target's own token, then give that."""
+        position = _end(row) - row.drafts
+        drafts = row.tokens[len(row.tokens) - row.drafts :]
+        for accepted, draft in enumerate(drafts):
+            own = self._choose(states[accepted], position + accepted, row.sampling)
+            if own != draft:
+                return Judgement(accepted, own)
+        return Judgement(
+            row.drafts, self._choose(states[row.drafts], position + row.drafts, row.sampling)
+        )
+
+    def _choose(self, state: int, position: int, sampling: SamplingParams) -> int:
+        """The target's token at `position`, in `match` mode."""
+        if sampling.temperature == 0:
+            return self.model.best(state)
+        weights = log_weights(self.model.logits(state), sampling)
+        noise = gumbel(sampling.seed, (position,), self.model.vocabulary_size)
+        return int((weights + noise[0]).argmax())
+
+
+def _end(row: Row) -> int:
+    """Position after the row's last token."""
+    return row.start + len(row.tokens)
