@@ -61,7 +61,7 @@ class LatencySummary:
 def summarise_rounds(rounds: Iterable[tuple[int, int, int]]) -> RoundStats:
     """Sum up rounds given as (drafted, accepted, committed) token counts, one per target pass.
 
-    Raises `InternalError` if a round accepted more than was drafted or commits less than it accepts.
+    Raises `InternalError` if a round accepts more than it drafted or committed.
     """
     histogram: list[int] = []
     judged: list[int] = []
