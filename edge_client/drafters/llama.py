@@ -6,11 +6,13 @@ import asyncio
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from operator import eq
 
 from draftwire.errors import InternalError, InvalidRequest
 from draftwire.types import SamplingParams, Tokens
 from edge_client.drafter import Proposal
-from edge_client.drafters.llama_context import LlamaContext
+from edge_client.drafters.llama_context import OVERTAKEN, LlamaContext
 from edge_client.drafters.llama_model import LlamaModel
 from edge_client.drafters.propose import Proposer
 
@@ -30,9 +32,11 @@ class LlamaDrafter:
     """Implements `edge_client.drafter.Drafter` with one llama.cpp context on one thread.
 
     Only that thread touches the context. What a call says of the context (`keep`, `tokens`) is
-    queued as an edit at once and is never lost: if the caller stops waiting, the draft is dropped
-    and its proposal with it, but the edit is applied, then or before the next draft. So after a
-    cancelled `draft(keep, tokens)` the context is its first `keep` tokens and `tokens`.
+    queued as an edit when the call begins and is never lost: if the caller stops waiting, the
+    proposal is dropped, but the edit is applied, then or before the next draft. So after a
+    cancelled `draft(keep, tokens)` the context is its first `keep` tokens and `tokens`. (A task
+    cancelled before its first step has not called at all: whoever can't tell keeps no more than
+    `keep`, which is right in both cases.)
     """
 
     def __init__(
@@ -60,8 +64,7 @@ class LlamaDrafter:
         self._edits: deque[tuple[int, list[int]]] = deque()
         self._submitted = 0  # edits queued
         self._applied = 0  # edits the thread has applied; written by the thread
-        self._length = 0  # tokens of the context, as the caller knows it
-        self._drafting = False
+        self._tokens: list[int] = []  # the context as the caller knows it
         self._closed = False
         self._model = model
         model.retain()
@@ -84,9 +87,13 @@ class LlamaDrafter:
         """Add noise to the likeliest tokens' logits from now on (`drafters.perturbed`)."""
         self._proposer.perturb_logits(size, seed)
 
-    async def begin(self, sampling: SamplingParams) -> None:
-        """Start a generation. The context stays: the next `keep` says how much of it is reused."""
+    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+        """Start a generation; returns how many leading tokens of `context` are in the cache's.
+
+        Nothing is removed yet: the first draft's `keep` says how much is used again.
+        """
         self._sampling = sampling
+        return sum(1 for _ in takewhile(bool, map(eq, self._tokens, context)))
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:
         """Truncate the context to `keep` tokens, append `tokens`, propose the next.
@@ -96,16 +103,15 @@ class LlamaDrafter:
         """
         self._check(keep, tokens)
         self._edits.append((keep, list(tokens)))
+        self._tokens[keep:] = tokens
         self._submitted += 1
-        self._length = keep + len(tokens)
-        self._drafting = True
-        try:
-            proposal = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._draft, self._submitted, self._sampling
-            )
-        finally:
-            self._drafting = False
-        self._length += 1
+        edits = self._submitted
+        proposal = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._draft, edits, self._sampling
+        )
+        if self._submitted != edits:
+            raise InternalError(OVERTAKEN)
+        self._tokens.append(proposal.token)
         return proposal
 
     async def close(self) -> None:
@@ -120,10 +126,8 @@ class LlamaDrafter:
     def _check(self, keep: int, tokens: Tokens) -> None:
         if self._closed:
             raise InternalError("the drafter is closed")
-        if self._drafting:
-            raise InternalError("a drafter drafts for one caller at a time")
-        if not 0 <= keep <= self._length:
-            raise InvalidRequest(f"can't keep {keep} tokens of a context of {self._length}")
+        if not 0 <= keep <= len(self._tokens):
+            raise InvalidRequest(f"can't keep {keep} tokens of a context of {len(self._tokens)}")
         if not 1 <= keep + len(tokens) < self._max_context:
             raise InvalidRequest(
                 f"can't draft position {keep + len(tokens)}: the context has positions 1 to "

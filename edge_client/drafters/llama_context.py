@@ -16,6 +16,8 @@ from edge_client.drafters.llama_library import llama, recent_errors
 if TYPE_CHECKING:
     from edge_client.drafters.llama import LlamaModel
 
+OVERTAKEN = "a draft was overtaken by a later call"
+
 Logits = npt.NDArray[np.float32]
 
 
@@ -83,7 +85,7 @@ class LlamaContext:
         count = 0
         while self._decoded < len(self.tokens):
             if abandoned():
-                raise InternalError("a draft was overtaken by a later call")
+                raise InternalError(OVERTAKEN)
             count = min(self._batch_size, len(self.tokens) - self._decoded)
             self._decode(self.tokens[self._decoded : self._decoded + count])
         return self._logits_of_row(count - 1)

@@ -42,9 +42,9 @@ class _Wrapper:
         """Longest context of the wrapped drafter, tokens."""
         return self._inner.max_context
 
-    async def begin(self, sampling: SamplingParams) -> None:
-        """Start a generation."""
-        await self._inner.begin(sampling)
+    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+        """Start a generation; returns how many leading tokens of `context` both contexts share."""
+        return min(await self._inner.begin(sampling, context), self._agreed)
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:
         """Let the wrapped drafter draft, at its usual cost, and propose what becomes of it."""
@@ -52,9 +52,15 @@ class _Wrapper:
             raise InvalidRequest(f"can't keep {keep} tokens of the drafter's context")
         common = min(keep, self._agreed)
         edit = [*self._own[: keep - common], *tokens]
+        before = self._agreed, self._own
         # From here on, also if the call is cancelled, the inner context is ours.
         self._agreed, self._own = common + len(edit), []
-        proposal = self._replace(await self._inner.draft(common, edit), self._agreed)
+        try:
+            proposal = await self._inner.draft(common, edit)
+        except InvalidRequest:  # which changes no context
+            self._agreed, self._own = before
+            raise
+        proposal = self._replace(proposal, self._agreed)
         self._own = [proposal.token]
         return proposal
 

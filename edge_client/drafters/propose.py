@@ -30,15 +30,17 @@ Ids = npt.NDArray[np.intp]
 def likeliest(logits: Logits, count: int) -> Ids:
     """Ids of the `count` greatest logits and perhaps a few more, ascending.
 
-    Costs a tenth of a partition: `count` folds have a maximum of at least some t, so the `count`
-    greatest logits are all at least t, and hardly any other is.
+    Costs a tenth of a partition: `count` of the folds have a greatest logit of at least some t,
+    so the `count` greatest logits are all at least t, and hardly any other is.
     """
     folds = logits.size // _FOLD
-    if folds < count:
-        return np.sort(np.argsort(-logits, kind="stable")[:count])
-    maxima = logits[: folds * _FOLD].reshape(_FOLD, folds).max(axis=0)  # [folds]
-    maxima.partition(folds - count)
-    return np.flatnonzero(logits >= maxima[folds - count])
+    if folds >= 4 * count:
+        maxima = logits[: folds * _FOLD].reshape(_FOLD, folds).max(axis=0)  # [folds]
+    else:  # too few to tell: every token is a fold
+        maxima = logits.copy()
+    rank = max(0, maxima.size - count)
+    maxima.partition(rank)
+    return np.flatnonzero(logits >= maxima[rank])
 
 
 class Proposer:
@@ -68,9 +70,12 @@ class Proposer:
         softmax). Raises `InternalError` for logits without a greatest one.
         """
         temperature = 1.0 if sampling.greedy else sampling.temperature
+        greatest = float(logits.max())
+        if not math.isfinite(greatest):
+            raise InternalError(f"the draft model's greatest logit is {greatest}")
         if sampling.greedy and not self._noise_size:
             token = int(logits.argmax())
-            return Proposal(token, 1.0 / self._mass(logits, float(logits[token]), temperature))
+            return Proposal(token, 1.0 / self._mass(logits, greatest, temperature))
 
         ids = likeliest(logits, CANDIDATES)
         x, tail = self._candidates(logits, ids, position, sampling, temperature)
@@ -116,8 +121,6 @@ class Proposer:
 
     def _mass(self, logits: Logits, greatest: float, temperature: float) -> float:
         """Sum over the vocabulary of exp((logit − greatest) / temperature)."""
-        if not math.isfinite(greatest):
-            raise InternalError(f"the draft model's greatest logit is {greatest}")
         scratch = self._scratch
         np.subtract(logits, np.float32(greatest), out=scratch)
         if temperature != 1.0:
