@@ -26,6 +26,7 @@ from draftwire.types import (
     Tokens,
     Usage,
     Verdict,
+    common_prefix,
     history_hash,
 )
 
@@ -280,11 +281,3 @@ def resolve_history(history: History, tokens: Tokens) -> list[int]:
             remedy="open again with the whole history",
         )
     return prefix + list(history.tokens)
-
-
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common prefix."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return min(len(a), len(b))

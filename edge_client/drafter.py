@@ -23,8 +23,12 @@ class Drafter(Protocol):
     One session uses a drafter at a time. Calls are made in order, each awaited before the next.
     """
 
-    async def begin(self, sampling: SamplingParams) -> None:
-        """Start a generation: drafts are drawn with these parameters and their seed."""
+    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+        """Start a generation: drafts are drawn with these parameters and their seed.
+
+        Returns how many leading tokens of `context` the drafter's own context shares, for the
+        `keep` of the first draft.
+        """
         ...
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:

@@ -49,6 +49,14 @@ def history_hash(tokens: Tokens) -> bytes:
     return hashlib.blake2b(packed.tobytes(), digest_size=16).digest()
 
 
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))
+
+
 class VerifyMode(enum.Enum):
     """How drafts are judged. `MATCH` and `REJECTION` are exact, `TYPICAL` is lossy."""
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class VerifierStub:
-    """Missing associated documentation comment in .proto file."""
+    """Judges the drafts of many devices with one target model.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,12 +48,14 @@ class VerifierStub:
 
 
 class VerifierServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Judges the drafts of many devices with one target model.
+    """
 
     def Decode(self, request_iterator, context):
         """One generation: `open` first, then drafts; verdicts come back until `finished`.
         A failure ends the stream with a status whose trailing metadata carries
-        `draftwire-code` (a stable error name) and `draftwire-remedy` (what to do).
+        `draftwire-code` (a stable error name), `draftwire-remedy-bin` (what to do, UTF-8) and
+        `draftwire-session` (hexadecimal session id, or empty).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +90,8 @@ def add_VerifierServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Verifier:
-    """Missing associated documentation comment in .proto file."""
+    """Judges the drafts of many devices with one target model.
+    """
 
     @staticmethod
     def Decode(request_iterator,

@@ -33,6 +33,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VerifierStub:
+    """Judges the drafts of many devices with one target model."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -40,23 +42,29 @@ class VerifierStub:
     Decode: _grpc.StreamStreamMultiCallable[_verifier_pb2.ClientFrame, _verifier_pb2.ServerFrame]
     """One generation: `open` first, then drafts; verdicts come back until `finished`.
     A failure ends the stream with a status whose trailing metadata carries
-    `draftwire-code` (a stable error name) and `draftwire-remedy` (what to do).
+    `draftwire-code` (a stable error name), `draftwire-remedy-bin` (what to do, UTF-8) and
+    `draftwire-session` (hexadecimal session id, or empty).
     """
     DescribeModel: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.DescribeModelRequest, _verifier_pb2.ModelCard]
     """What this verifier serves, and within which limits."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
+    """Judges the drafts of many devices with one target model."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.StreamStreamMultiCallable[_verifier_pb2.ClientFrame, _verifier_pb2.ServerFrame]  # type: ignore[assignment]
     """One generation: `open` first, then drafts; verdicts come back until `finished`.
     A failure ends the stream with a status whose trailing metadata carries
-    `draftwire-code` (a stable error name) and `draftwire-remedy` (what to do).
+    `draftwire-code` (a stable error name), `draftwire-remedy-bin` (what to do, UTF-8) and
+    `draftwire-session` (hexadecimal session id, or empty).
     """
     DescribeModel: _aio.UnaryUnaryMultiCallable[_verifier_pb2.DescribeModelRequest, _verifier_pb2.ModelCard]  # type: ignore[assignment]
     """What this verifier serves, and within which limits."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
+    """Judges the drafts of many devices with one target model."""
+
     @_abc_1.abstractmethod
     def Decode(
         self,
@@ -65,7 +73,8 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.ServerFrame], _abc.AsyncIterator[_verifier_pb2.ServerFrame]]:
         """One generation: `open` first, then drafts; verdicts come back until `finished`.
         A failure ends the stream with a status whose trailing metadata carries
-        `draftwire-code` (a stable error name) and `draftwire-remedy` (what to do).
+        `draftwire-code` (a stable error name), `draftwire-remedy-bin` (what to do, UTF-8) and
+        `draftwire-session` (hexadecimal session id, or empty).
         """
 
     @_abc_1.abstractmethod

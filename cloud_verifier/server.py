@@ -1,0 +1,157 @@
+"""The verifier as a gRPC server: `draftwire.v1.Verifier`, health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud_verifier.engine import Engine
+from cloud_verifier.service import VerifierService
+from draftwire import codec
+from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound
+from draftwire.types import ClientFrame
+from draftwire.v1 import verifier_pb2 as pb
+from draftwire.v1 import verifier_pb2_grpc as rpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
+MAX_FRAME_BYTES = 1 << 20
+"""A prompt of some 300,000 tokens; everything else is far smaller."""
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+    # Devices ping to keep mobile networks from dropping an idle connection; see the client.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VerifierServicer(rpc.VerifierServicer):
+    """Messages in, messages out; all else is the service's."""
+
+    def __init__(self, service: VerifierService) -> None:
+        self._service = service
+
+    async def Decode(  # noqa: N802 (named by the contract)
+        self, request_iterator: AsyncIterator[pb.ClientFrame], context: Context
+    ) -> AsyncIterator[pb.ServerFrame]:
+        """One generation."""
+        try:
+            async with contextlib.aclosing(
+                self._service.decode(_frames(request_iterator))
+            ) as frames:
+                async for frame in frames:
+                    yield codec.encode_server(frame)
+        except DraftwireError as error:
+            await _abort(context, error)
+
+    async def DescribeModel(  # noqa: N802
+        self, request: pb.DescribeModelRequest, context: Context
+    ) -> pb.ModelCard:
+        """What is served."""
+        card = self._service.engine.card
+        if request.model not in ("", card.target.model):
+            await _abort(
+                context,
+                ModelNotFound(
+                    f"model {request.model!r} is not served here",
+                    remedy=f"ask for {card.target.model!r}",
+                ),
+            )
+        return codec.encode_card(card)
+
+
+async def _frames(messages: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[ClientFrame]:
+    async for message in messages:
+        yield codec.decode_client(message)
+
+
+async def _abort(context: Context, error: DraftwireError) -> NoReturn:
+    metadata: tuple[tuple[str, str | bytes], ...] = (
+        ("draftwire-code", error.code),
+        ("draftwire-remedy-bin", error.remedy.encode()),
+        ("draftwire-session", error.session_id or ""),
+    )
+    await context.abort(
+        getattr(grpc.StatusCode, error.status), error.message, trailing_metadata=metadata
+    )
+
+
+class VerifierServer:
+    """A verifier on a socket. Use as an async context manager, or `start()` and `stop()`.
+
+    `listen` is `HOST:PORT`; port 0 takes a free one, which `address` then names.
+    """
+
+    def __init__(self, engine: Engine, listen: str, *, grace_s: float = 10.0) -> None:
+        self.engine = engine
+        self.address = listen
+        self._grace_s = grace_s
+
+    async def start(self) -> None:
+        """Listen and serve. Raises `InvalidRequest` if the address can't be had."""
+        self._service = VerifierService(self.engine)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=_OPTIONS)
+        rpc.add_VerifierServicer_to_server(VerifierServicer(self._service), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        host, _, _ = self.address.rpartition(":")
+        try:
+            port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise InvalidRequest(
+                f"can't listen on {self.address}",
+                remedy="it may be in use; give another --listen HOST:PORT",
+            ) from error
+        self.address = f"{host}:{port}"
+        self._running = asyncio.create_task(self._service.run())
+        await self._server.start()
+        await self._announce(health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait(self) -> None:
+        """Return when the engine has stopped, which by itself it does only by a fault."""
+        await asyncio.wait([self._running])
+        if not self._running.cancelled() and (error := self._running.exception()) is not None:
+            raise error
+
+    async def stop(self) -> None:
+        """Admit nothing new, finish or hand back what is in flight, and leave nothing behind."""
+        await self._announce(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._service.drain(self._grace_s)
+        await self._server.stop(1.0)
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        self._service.close()
+
+    async def _announce(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()

@@ -1,0 +1,103 @@
+"""One token at a time from the drafter, while the session does other things."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draftwire.types import SamplingParams
+from edge_client.branch import Branch
+from edge_client.drafter import Drafter, Proposal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The drafter's answer to a question asked at `position`, after `forks` turns of the text.
+
+    `fed` tokens were fed for it, in `seconds`. No proposal: the drafter failed.
+    """
+
+    position: int
+    forks: int
+    fed: int
+    seconds: float
+    proposal: Proposal | None
+
+
+class DraftWorker:
+    """Asks the drafter for the next token of a branch and posts the answer.
+
+    One question at a time. The text may turn away meanwhile: then the answer is stale, and what
+    the drafter wrote into its context is rolled back by the next question. A drafter that fails
+    is not asked again in this generation; the cloud goes on alone.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        sampling: SamplingParams,
+        post: Callable[[Drafted], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drafter = drafter
+        self._sampling = sampling
+        self._post = post
+        self._clock = clock
+        self._begun = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question is out."""
+        return self._task is not None
+
+    @property
+    def max_context(self) -> int:
+        """Positions below this can be drafted; 0 without a drafter."""
+        return 0 if self._drafter is None else self._drafter.max_context
+
+    def ask(self, branch: Branch) -> None:
+        """Draft the token after the branch's end."""
+        if self._drafter is not None:
+            keep = branch.agreed if self._begun else 0
+            self._task = asyncio.create_task(
+                self._draft(self._drafter, keep, branch.since(keep), branch.end, branch.forks)
+            )
+            branch.agreed = branch.end
+
+    def take(self, drafted: Drafted, branch: Branch) -> bool:
+        """Put an answer on the branch it was asked for; False if it is stale or none."""
+        self._task = None
+        if drafted.proposal is None:
+            self._drafter = None
+        elif (drafted.position, drafted.forks) == (branch.end, branch.forks):
+            branch.push(drafted.proposal.token, drafted.proposal.confidence)
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Ask no more; an answer on its way is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _draft(
+        self, drafter: Drafter, keep: int, tokens: list[int], position: int, forks: int
+    ) -> None:
+        started = self._clock()
+        proposal = None
+        try:
+            if not self._begun:
+                keep = await drafter.begin(self._sampling, tokens)
+                del tokens[:keep]
+                self._begun = True
+            proposal = await drafter.draft(keep, tokens)
+        except Exception:  # whatever the device can't do, the cloud can
+            logger.exception("drafting failed; the cloud goes on alone")
+        seconds = self._clock() - started
+        self._post(Drafted(position, forks, len(tokens), seconds, proposal))

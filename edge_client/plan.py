@@ -1,0 +1,95 @@
+"""What a session asks of its controller, and what it tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from draftwire.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to go on, until the next event.
+
+    Up to `window` drafted tokens may be unjudged (0: the cloud decodes alone), sent `chunk` at
+    a time with `credit` tokens beyond them. With `pipelined` the device drafts on while
+    verdicts are out, else it waits for each.
+    """
+
+    window: int
+    chunk: int
+    credit: int
+    pipelined: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.window, self.chunk, self.credit) < 0 or self.chunk > self.window:
+            raise InvalidRequest(f"no plan: {self}", remedy="0 ≤ chunk ≤ window and 0 ≤ credit")
+
+    @classmethod
+    def waiting(cls, num_draft_tokens: int, credit: int = 1) -> Plan:
+        """Draft K tokens, send them, wait for the verdict."""
+        return cls(window=num_draft_tokens, chunk=num_draft_tokens, credit=credit)
+
+    @classmethod
+    def cloud_alone(cls, credit: int = 32) -> Plan:
+        """The cloud decodes and streams; the device grants credit and listens."""
+        return cls(window=0, chunk=0, credit=credit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a controller may look at: the drafts in hand and how much text is still to come."""
+
+    confidences: Sequence[float]
+    sent: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What a verdict taught. Times in seconds; `rtt_s` only where it could be told apart.
+
+    `outcomes` are the drafts that were judged: confidence, and whether the target agreed.
+    """
+
+    committed: int
+    outcomes: Sequence[tuple[float, bool]]
+    rtt_s: float | None
+    queue_s: float
+    pass_s: float
+    pass_rows: int
+
+
+class Controller(Protocol):
+    """Chooses how far to draft."""
+
+    def plan(self, view: View) -> Plan:
+        """The plan until the next event. Called often: cheap, and stable while nothing changes."""
+        ...
+
+    def drafted(self, seconds: float, fed: int) -> None:
+        """A token was drafted, after `fed` tokens were fed to the draft model."""
+        ...
+
+    def judged(self, outcome: Round) -> None:
+        """A verdict came."""
+        ...
+
+
+class FixedController:
+    """Always the same plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def plan(self, view: View) -> Plan:  # noqa: ARG002
+        """The plan it was made with."""
+        return self._plan
+
+    def drafted(self, seconds: float, fed: int) -> None:
+        """Nothing to learn."""
+
+    def judged(self, outcome: Round) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,402 @@
+"""A conversation with one verifier: the history, and one generation at a time.
+
+`Session._decode` is the loop: draft, send, take verdicts. All else serves it. Rule numbers are
+those of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from draftwire.errors import (
+    DeadlineExceeded,
+    DraftwireError,
+    Draining,
+    InvalidRequest,
+    ProtocolViolation,
+    ServerFull,
+    SessionGone,
+)
+from draftwire.types import (
+    SESSION_ID_BYTES,
+    Cancel,
+    Draft,
+    Finished,
+    FinishReason,
+    History,
+    ModelCard,
+    Open,
+    Opened,
+    SamplingParams,
+    ServerFrame,
+    StopRules,
+    Tokens,
+    Verdict,
+    common_prefix,
+    history_hash,
+)
+from edge_client.branch import Branch, Commit
+from edge_client.drafter import Drafter
+from edge_client.drafting import Drafted, DraftWorker
+from edge_client.plan import Controller, Plan, Round, View
+from edge_client.transport import Link, Transport
+
+logger = logging.getLogger(__name__)
+
+Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Cancel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How a broken stream is opened again.
+
+    Waits grow from `first_wait_s` to `longest_wait_s`, each shortened by a random share; after
+    `give_up_after_s` without news the generation ends with the last error. `cancel_timeout_s`
+    bounds the wait for the verifier's word after a cancel.
+    """
+
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+    give_up_after_s: float = 30.0
+    cancel_timeout_s: float = 5.0
+
+
+class Session:
+    """Holds the history of a conversation; the verifier's session is a cache of it.
+
+    `fingerprint` and `eos_token_ids` are the tokenizer's: which vocabulary the tokens are of,
+    and after which of them nothing is drafted. One generation runs at a time.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        card: ModelCard,
+        *,
+        fingerprint: bytes,
+        drafter: Drafter | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        retry: RetryPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = secrets.token_bytes(SESSION_ID_BYTES)
+        self.transport = transport
+        self.limits = card.limits
+        self.fingerprint = fingerprint
+        self.drafter = drafter
+        self.ends = eos_token_ids | frozenset(card.target.eos_token_ids)
+        self.retry = retry or RetryPolicy()
+        self.clock = clock
+        self.tokens: list[int] = []
+        self.known = 0  # leading tokens that the verifier is thought to hold
+        self.target = b""  # digest of the target that the session began on
+        self.attempt = 0
+        self.generation = 0
+        self._last: Generation | None = None
+
+    def generate(
+        self,
+        prompt: Tokens,
+        controller: Controller,
+        *,
+        sampling: SamplingParams | None = None,
+        stop: StopRules | None = None,
+    ) -> Generation:
+        """The generation after `prompt`, which is the whole conversation in tokens.
+
+        What it shares with the conversation so far is not sent again.
+        """
+        if self._last is not None and self._last.running:
+            raise InvalidRequest(
+                "a generation of this session is in flight",
+                remedy="finish or cancel it first, or use another session",
+            )
+        self.known = min(self.known, common_prefix(self.tokens, prompt))
+        self.tokens = list(prompt)
+        self.generation += 1
+        self._last = Generation(self, controller, sampling or SamplingParams(), stop or StopRules())
+        return self._last
+
+
+class Generation:
+    """One generation of a session. `run()` yields what is committed, as it is.
+
+    Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
+    `sent_frames` and `sent_tokens` count the drafts on the wire, `rtts_s` the round trips
+    measured, `opens` the streams it took.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        controller: Controller,
+        sampling: SamplingParams,
+        stop: StopRules,
+    ) -> None:
+        self.finished: Finished | None = None
+        self.running = False
+        self.opens = self.sent_frames = self.sent_tokens = 0
+        self.rtts_s: list[float] = []
+        self._session = session
+        self._controller = controller
+        self._sampling = sampling
+        self._stop = stop
+        self._branch = Branch(session.tokens)
+        self._start = len(session.tokens)
+        self._cancelled = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
+        self._asked_at: float | None = None
+        self._news_at = session.clock()
+        self._failures = 0
+
+    async def run(self) -> AsyncGenerator[list[Commit]]:
+        """Generate. Leaving early cancels.
+
+        Raises the verifier's errors, and `LinkLost` when it can't be reached for too long.
+        """
+        self.running = True
+        try:
+            while self.finished is None:
+                try:
+                    async with (
+                        self._session.transport.connect() as link,
+                        contextlib.aclosing(self._decode(link)) as commits,
+                    ):
+                        async for commit in commits:
+                            yield commit
+                except DraftwireError as error:
+                    await self._recover(error)
+        finally:
+            self._worker.stop()
+            self.running = False
+
+    def cancel(self) -> None:
+        """End the generation, keeping what is committed; `finished` will say cancelled."""
+        if not self._cancelled.is_set():
+            self._cancelled.set()
+            self._post(Cancel())
+
+    # ------------------------------------------------------------------ the loop
+
+    async def _decode(self, link: Link) -> AsyncGenerator[list[Commit]]:
+        """One stream: draft, send, take verdicts, until the verifier has finished."""
+        await self._open(link)
+        receiving = asyncio.create_task(self._receive(link, self._events))
+        try:
+            while self.finished is None:
+                plan = self._controller.plan(self._view())
+                if frame := self._due(plan):
+                    await link.send(frame)
+                if self._may_draft(plan):
+                    self._worker.ask(self._branch)
+                match await self._events.get():
+                    case Drafted() as drafted:
+                        self._take_draft(drafted)
+                    case Verdict() as verdict:
+                        yield self._take_verdict(verdict)
+                    case Finished() as finished:
+                        self._take_finished(finished)
+                    case Opened() as opened:
+                        self._take_opened(opened)
+                    case Cancel():
+                        await self._send_cancel(link)
+                    case DraftwireError() as error:
+                        raise error
+        except (GeneratorExit, asyncio.CancelledError):
+            await self._leave(link)
+            raise
+        finally:
+            receiving.cancel()
+
+    def _view(self) -> View:
+        branch = self._branch
+        return View(
+            confidences=branch.confidences, sent=branch.sent, remaining=self._reach - branch.end
+        )
+
+    def _due(self, plan: Plan) -> Draft | None:
+        """The frame to send now, if any."""
+        if self._cancelled.is_set():
+            return None
+        idle = self._branch.idle
+        frame = self._branch.due(plan, self._session.limits, more=self._can_draft(plan))
+        if frame is not None:
+            self._asked_at = self._session.clock() if idle else None
+            self.sent_frames += bool(frame.tokens)
+            self.sent_tokens += len(frame.tokens)
+        return frame
+
+    def _can_draft(self, plan: Plan) -> bool:
+        """Whether the plan and the text have room for another draft."""
+        branch = self._branch
+        return (
+            len(branch.tail) < plan.window
+            and branch.end < min(self._reach, self._worker.max_context)
+            and not (branch.tail and branch.tail[-1] in self._session.ends)
+        )
+
+    def _may_draft(self, plan: Plan) -> bool:
+        """Whether to draft another token now; waiting means not to while drafts are out."""
+        return (
+            not self._worker.busy
+            and not self._cancelled.is_set()
+            and (plan.pipelined or not self._branch.sent)
+            and self._can_draft(plan)
+        )
+
+    @property
+    def _reach(self) -> int:
+        """The longest the text can get, tokens."""
+        context = self._session.limits.max_context
+        most = self._stop.max_tokens
+        return min(context, self._start + most) if most else context
+
+    # ------------------------------------------------------------------ events
+
+    def _post(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def _take_draft(self, drafted: Drafted) -> None:
+        self._worker.take(drafted, self._branch)
+        self._controller.drafted(drafted.seconds, drafted.fed)
+
+    def _take_verdict(self, verdict: Verdict) -> list[Commit]:
+        branch, timing = self._branch, verdict.timing
+        commits = branch.apply(verdict)
+        outcomes, branch.outcomes = branch.outcomes, []
+        self._session.known = len(branch.committed)
+        self._news_at, self._failures = self._session.clock(), 0
+        queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6
+        rtt_s = None
+        if self._asked_at is not None and timing.pass_rows:
+            rtt_s = max(0.0, self._news_at - self._asked_at - queue_s - pass_s)
+            self.rtts_s.append(rtt_s)
+            self._asked_at = None
+        self._controller.judged(
+            Round(
+                committed=len(commits),
+                outcomes=outcomes,
+                rtt_s=rtt_s,
+                queue_s=queue_s,
+                pass_s=pass_s,
+                pass_rows=timing.pass_rows,
+            )
+        )
+        return commits
+
+    def _take_opened(self, opened: Opened) -> None:
+        session = self._session
+        session.target, session.limits = opened.target.digest, opened.limits
+        session.known = max(session.known, self._opened_with)
+
+    def _take_finished(self, finished: Finished) -> None:
+        if finished.length > len(self._branch.committed):
+            raise ProtocolViolation(
+                f"finished at {finished.length}, but {len(self._branch.committed)} are committed",
+                remedy="open the session again",
+            )
+        self._branch.truncate(finished.length)
+        self._session.known = finished.length
+        self.finished = finished
+
+    async def _receive(self, link: Link, events: asyncio.Queue[Event]) -> None:
+        try:
+            while True:
+                events.put_nowait(await link.receive())
+        except DraftwireError as error:
+            events.put_nowait(error)
+
+    # ------------------------------------------------------------------ opening and ending
+
+    async def _open(self, link: Link) -> None:
+        """Open a stream; the first token does not wait for the device (rule 7)."""
+        session, branch = self._session, self._branch
+        session.attempt += 1
+        self.opens += 1
+        left, self._events = self._events, asyncio.Queue()
+        while not left.empty():  # whatever came from the stream left behind is ignored (rule 8)
+            if isinstance(event := left.get_nowait(), Drafted | Cancel):
+                self._post(event)
+        branch.new_stream()
+        self._opened_with = len(branch.committed)
+        known = session.known
+        await link.send(
+            Open(
+                session_id=session.id,
+                attempt=session.attempt,
+                generation=session.generation,
+                start=self._start,
+                history=History(
+                    prefix_length=known,
+                    prefix_hash=history_hash(branch.committed[:known]),
+                    tokens=tuple(branch.committed[known:]),
+                ),
+                vocabulary_fingerprint=session.fingerprint,
+                sampling=self._sampling,
+                stop=self._stop,
+                expected_target=session.target,
+            )
+        )
+        plan = self._controller.plan(self._view())
+        if plan.window and not branch.tail:
+            self._asked_at = session.clock()
+            await link.send(branch.take(0, min(max(1, plan.credit), session.limits.max_credit)))
+
+    async def _recover(self, error: DraftwireError) -> None:
+        """After a stream broke: return to open another, or raise what can't be mended."""
+        session, retry = self._session, self._session.retry
+        if self._cancelled.is_set():
+            self._finish_cancelled()
+        elif isinstance(error, SessionGone) and session.known:
+            session.known = 0
+        else:
+            again = error.retryable or isinstance(error, ProtocolViolation)
+            tired = session.clock() - self._news_at > retry.give_up_after_s
+            refused = not session.target and isinstance(error, ServerFull | Draining)
+            if not again or tired or refused:
+                raise error
+            wait_s = min(retry.longest_wait_s, retry.first_wait_s * 2**self._failures)
+            self._failures += 1
+            logger.warning("stream lost, opening again in at most %.1f s: %s", wait_s, error)
+            with contextlib.suppress(TimeoutError):
+                pause_s = wait_s * random.uniform(0.5, 1.0)  # noqa: S311 (spreads retries)
+                await asyncio.wait_for(self._cancelled.wait(), pause_s)
+                self._finish_cancelled()
+
+    async def _send_cancel(self, link: Link) -> None:
+        """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
+        await link.send(Cancel())
+        late = DeadlineExceeded("the verifier did not confirm the cancel")
+        asyncio.get_running_loop().call_later(
+            self._session.retry.cancel_timeout_s, self._events.put_nowait, late
+        )
+
+    async def _leave(self, link: Link) -> None:
+        """Whoever wanted the text has gone: tell the verifier, and wait a little for its word."""
+        self._cancelled.set()
+        with contextlib.suppress(DraftwireError, TimeoutError):
+            async with asyncio.timeout(self._session.retry.cancel_timeout_s):
+                await link.send(Cancel())
+                while self.finished is None:
+                    match await self._events.get():
+                        case Verdict() as verdict:
+                            self._take_verdict(verdict)
+                        case Finished() as finished:
+                            self._take_finished(finished)
+                        case DraftwireError() as error:
+                            raise error
+        self._finish_cancelled()
+
+    def _finish_cancelled(self) -> None:
+        if self.finished is None:
+            length = len(self._branch.committed)
+            self.finished = Finished(reason=FinishReason.CANCELLED, length=length)

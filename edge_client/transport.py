@@ -1,0 +1,180 @@
+"""The wire as a session sees it, over gRPC.
+
+`Transport` and `Link` are what a session needs; tests run it over a link in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from draftwire import codec
+from draftwire.errors import DraftwireError, LinkLost, from_wire
+from draftwire.types import ClientFrame, Draft, ModelCard, ServerFrame, Verdict
+from draftwire.v1 import verifier_pb2 as pb
+from draftwire.v1 import verifier_pb2_grpc as rpc
+
+MAX_FRAME_BYTES = 1 << 20
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    # Mobile networks drop what is silent for a minute; servers tolerate this pace (see theirs).
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Rules of our own say what may be sent again (docs/protocol.md).
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+
+@dataclass(slots=True)
+class WireBytes:
+    """Payload bytes of a client's frames: drafts and verdicts, and all others."""
+
+    drafts_up: int = 0
+    verdicts_down: int = 0
+    other_up: int = 0
+    other_down: int = 0
+
+    @property
+    def up(self) -> int:
+        """All that was sent."""
+        return self.drafts_up + self.other_up
+
+    @property
+    def down(self) -> int:
+        """All that was received."""
+        return self.verdicts_down + self.other_down
+
+
+class Link(Protocol):
+    """One open stream."""
+
+    async def send(self, frame: ClientFrame) -> None:
+        """Send a frame. Raises `LinkLost`, or the error with which the verifier ended it."""
+        ...
+
+    async def receive(self) -> ServerFrame:
+        """The next frame. Raises the verifier's error, or `LinkLost` at the stream's end."""
+        ...
+
+
+class Transport(Protocol):
+    """Opens streams to a verifier."""
+
+    @property
+    def bytes(self) -> WireBytes:
+        """Payload of all streams so far."""
+        ...
+
+    async def describe(self) -> ModelCard:
+        """What the verifier serves."""
+        ...
+
+    def connect(self) -> contextlib.AbstractAsyncContextManager[Link]:
+        """A new stream, closed on leaving."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class GrpcTransport:
+    """A connection to the verifier at `address` (`HOST:PORT`).
+
+    Belongs to the event loop it is first used on. `timeout_s` bounds unary calls.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
+        self.address = address
+        self.bytes = WireBytes()
+        self._timeout_s = timeout_s
+        self._channel: grpc.aio.Channel | None = None
+
+    def _stub(self) -> rpc.VerifierAsyncStub:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        return rpc.VerifierStub(self._channel)
+
+    async def describe(self) -> ModelCard:
+        """What the verifier serves. Raises `LinkLost` if it can't be reached in time."""
+        try:
+            card = await self._stub().DescribeModel(
+                pb.DescribeModelRequest(), timeout=self._timeout_s, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        return codec.decode_card(card)
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Link]:
+        """A new stream, cancelled on leaving if it has not ended."""
+        call = self._stub().Decode()
+        try:
+            yield _GrpcLink(call, self)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connection and all its streams."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    def _error(self, error: grpc.aio.AioRpcError) -> DraftwireError:
+        metadata = dict(error.trailing_metadata() or ())
+        remedy = metadata.get("draftwire-remedy-bin", b"")
+        code = metadata.get("draftwire-code")
+        message = error.details() or error.code().name
+        if code is None and error.code() is grpc.StatusCode.UNAVAILABLE:
+            message = f"the verifier at {self.address} can't be reached: {message}"
+            remedy = b"check the address and that draftwire-verifier is running there"
+        return from_wire(
+            error.code().name,
+            str(code) if code is not None else None,
+            message,
+            remedy.decode() if isinstance(remedy, bytes) else str(remedy),
+            str(metadata.get("draftwire-session", "")) or None,
+        )
+
+
+class _GrpcLink:
+    def __init__(self, call: Any, transport: GrpcTransport) -> None:
+        self._call = call
+        self._transport = transport
+
+    async def send(self, frame: ClientFrame) -> None:
+        message = codec.encode_client(frame)
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise self._transport._error(error) from error
+        except grpc.aio.InternalError as error:
+            raise LinkLost("the stream is closed") from error
+        if isinstance(frame, Draft):
+            self._transport.bytes.drafts_up += message.ByteSize()
+        else:
+            self._transport.bytes.other_up += message.ByteSize()
+
+    async def receive(self) -> ServerFrame:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._transport._error(error) from error
+        if message is grpc.aio.EOF:
+            raise LinkLost("the verifier ended the stream before the generation had finished")
+        frame = codec.decode_server(message)
+        if isinstance(frame, Verdict):
+            self._transport.bytes.verdicts_down += message.ByteSize()
+        else:
+            self._transport.bytes.other_down += message.ByteSize()
+        return frame
