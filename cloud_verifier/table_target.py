@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.target import Judgement, Row
+from draftwire.acceptance import match_token
 from draftwire.errors import InternalError
-from draftwire.noise import NOISE_VERSION, gumbel
-from draftwire.sampling import log_weights
+from draftwire.noise import NOISE_VERSION
 from draftwire.testing.table import EOS, TableModel, table_fingerprint
 from draftwire.types import ModelCard, SamplingParams, ServingLimits, TargetIdentity
 
@@ -96,6 +96,8 @@ class TableTarget:
     def close(self) -> None:
         """Forget all slots."""
         self._tokens_view[:] = _EMPTY
+        self._before_view[:] = 0
+        self._after_view[:] = 0
 
     def _check(self, row: Row) -> None:
         limits, vocabulary = self._card.limits, self.model.vocabulary_size
@@ -129,13 +131,11 @@ class TableTarget:
             return self.model.initial
         blocks = np.array(row.blocks[: -(-row.start // self._block_size)])  # [blocks]
         slots = (blocks[:, None] * self._block_size + self._in_block).ravel()[: row.start]
-        after = self._after_view[slots]  # [start]
-        sound = self._tokens_view[slots] != _EMPTY
-        before = self._before_view[slots]
-        sound[0] &= before[0] == self.model.initial
-        sound[1:] &= before[1:] == after[:-1]
-        if not sound.all():
-            at = int(sound.argmin())
+        before, after = self._before_view[slots], self._after_view[slots]  # [start]
+        # An empty slot's zeros are no state of any context, so it breaks the chain as well.
+        if before[0] != self.model.initial or not np.array_equal(before[1:], after[:-1]):
+            expected = np.append(np.uint64(self.model.initial), after[:-1])
+            at = int((before != expected).argmax())
             block, token = row.blocks[at // self._block_size], self._tokens[slots[at]]
             fault = "was never written" if token == _EMPTY else "holds another context's token"
             raise InternalError(
@@ -170,9 +170,7 @@ class TableTarget:
         """The target's token at `position`, in `match` mode."""
         if sampling.temperature == 0:
             return self.model.best(state)
-        weights = log_weights(self.model.logits(state), sampling)
-        noise = gumbel(sampling.seed, (position,), self.model.vocabulary_size)
-        return int((weights + noise[0]).argmax())
+        return match_token(self.model.logits(state), position, sampling)
 
 
 def _end(row: Row) -> int:

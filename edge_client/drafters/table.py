@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from draftwire.acceptance import match_token
 from draftwire.errors import InvalidRequest
+from draftwire.sampling import distribution
 from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, Tokens
 from edge_client.drafter import Proposal
-from edge_client.drafters.propose import Proposer
 
 
 class TableDrafter:
@@ -33,7 +34,6 @@ class TableDrafter:
         self.always_wrong = always_wrong
         self.drafted = 0
         self._max_context = max_context
-        self._proposer = Proposer(model.vocabulary_size)
         self._sampling = SamplingParams()
         # States after each token: rolling back is cutting the list.
         self._states = [model.initial]
@@ -99,9 +99,10 @@ class TableDrafter:
         if self._sampling.greedy:
             proposal = Proposal(self.model.best(state), self.model.best_probability(state))
         else:
-            proposal = self._proposer.propose(
-                self.model.logits(state), len(self._context), self._sampling
-            )
+            # Over the whole vocabulary, so that the target's own model is right without exception.
+            logits = self.model.logits(state)
+            token = match_token(logits, len(self._context), self._sampling)
+            proposal = Proposal(token, float(distribution(logits, self._sampling)[token]))
         if not self.always_wrong:
             return proposal
         # Never the same token, and never the end token, after which a session stops drafting.

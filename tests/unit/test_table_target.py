@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from cloud_verifier.target import Judgement, Row, TargetModel
 from draftwire.errors import InternalError
 from draftwire.testing.table import EOS, TableModel, TableTokenizer
 from draftwire.types import SamplingParams, ServingLimits
+from edge_client.drafters.table import TableDrafter
 
 MODEL = TableModel(seed=1)
 PROMPT = [5, 6, 7, 8, 9]
@@ -116,6 +119,31 @@ def test_sampled_tokens_follow_the_models_distribution() -> None:
     # False alarm: χ² of 3 degrees of freedom above 25 has a probability below 2e-5.
     kept = p > 1e-6
     assert ((counts - 4000 * p) ** 2 / (4000 * p))[kept].sum() < 25
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.9, seed=4),
+        SamplingParams(temperature=1.5, top_p=0.9, top_k=20, min_p=0.01, seed=5),
+    ],
+)
+@pytest.mark.parametrize("vocabulary_size", [16, 320])
+def test_a_drafter_of_the_same_model_is_always_right(
+    sampling: SamplingParams, vocabulary_size: int
+) -> None:
+    model = TableModel(vocabulary_size=vocabulary_size, seed=6)
+    target, drafter = TableTarget(model), TableDrafter(model)
+
+    async def drafts() -> list[int]:
+        await drafter.begin(sampling, [])
+        first = await drafter.draft(0, [1])
+        return [first.token] + [(await drafter.draft(2 + i, [])).token for i in range(31)]
+
+    tokens = [1, *asyncio.run(drafts())]
+    row = Row(tokens=tokens, start=0, blocks=range(8), drafts=32, sampling=sampling)
+    assert judge(target, row).accepted == 32
 
 
 # ------------------------------------------------------------------ faults
