@@ -41,6 +41,7 @@ class HFTarget:
         shapes, expected = probe(loaded.model, loaded.identity.model)
         register()
         cpu_linear.install(loaded.model)
+        self._shipped = str(loaded.model.config._attn_implementation)
         loaded.model.set_attn_implementation(IMPLEMENTATION)
         try:
             self._kv = PagedKV(
@@ -136,11 +137,11 @@ class HFTarget:
     def plain(self, *, linear_layers: bool = True) -> Iterator[PreTrainedModel]:
         """The same model object as transformers ships it, for comparison.
 
-        It has the library's SDPA attention within; with `linear_layers` its linear layers too,
+        It has the library's own attention within; with `linear_layers` its linear layers too,
         else those of this target. No pass may run meanwhile.
         """
         model = self._loaded()
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation(self._shipped)
         if linear_layers:
             cpu_linear.remove(model)
         try:
