@@ -18,11 +18,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as hf_logging
 
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import MissingDependency, ModelLoadFailed
@@ -49,6 +50,18 @@ def file_digest(path: Path) -> bytes:
     """BLAKE2b-128 of a file's content, 16 bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing on standard error: progress is the caller's to show."""
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def convert(path: Path, *, progress: Callable[[str], None]) -> Path:
@@ -97,12 +110,12 @@ def _require(package: str) -> None:
 
 def _write(path: Path, directory: Path, progress: Callable[[str], None]) -> None:
     """Fill `directory` with weights, configuration and tokenizer of the GGUF at `path`."""
-    # Real directories hold many a GGUF, so the path is split for transformers.
     source, gguf_file = str(path.parent), path.name
     started = time.monotonic()
     progress(f"converting {path.name}, once: reading its description")
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        # The bar of the dequantization can't be switched off otherwise.
+        with without_progress_bars(), contextlib.redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(
                 source, gguf_file=gguf_file, trust_remote_code=False
             )

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,7 +34,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cloud_verifier.gguf_conversion import convert, file_digest
+from cloud_verifier.gguf_conversion import convert, file_digest, without_progress_bars
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import InvalidRequest, ModelLoadFailed, ModelNotFound
 from draftwire.noise import NOISE_VERSION
@@ -88,17 +89,18 @@ def load_target(
             remedy="save the model with transformers' save_pretrained, which writes safetensors",
         )
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=torch_dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            device_map=None if torch_device.type == "cpu" else {"": torch_device},
-        )
+        with without_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch_dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                device_map=None if torch_device.type == "cpu" else {"": torch_device},
+            )
         model.train(False)
         mark = vocabulary_fingerprint(load_tokenizer(directory))
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadFailed(
             f"{source} can't be loaded: {error}",
             remedy="check that its files are complete and that it fits in memory",
@@ -123,13 +125,13 @@ def load_target(
 def locate(source: str, *, progress: Callable[[str], None]) -> Path:
     """The local Hugging Face directory behind a source; converts or downloads if it must."""
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path
     if path.is_file():
         return convert(path, progress=progress)
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(source):
         raise ModelNotFound(
-            f"there is no {source}",
+            f"there is no {source!r}",
             remedy="give a Hugging Face directory, a .gguf file, or a hub id such as owner/name",
         )
     repository, _, revision = source.partition("@")
