@@ -8,7 +8,8 @@ Rows of all sessions are handled together. The token is argmax of log p + Gumbel
 - For the others integers are hashed for the whole vocabulary, but logarithms taken for survivors
   only. Let B be the score of the most likely token. Token i beats it only if its noise exceeds
   B − l; since −log u ≥ 1 − u, that requires 1 − u < exp(l − B). The test is made in float32
-  with room for its rounding, so it may let losers through but never drops a winner.
+  with room for its rounding, so it may let losers through but never drops a winner, and B's own
+token always passes.
 
 Final scores are computed by numpy on the CPU from the few survivors: one implementation of the
 logarithm decides on every device.
@@ -30,10 +31,9 @@ from draftwire.types import SamplingParams
 
 _BLOCK = 32  # rows hashed at a time: bounds memory, and stays within a CPU's cache
 _CANDIDATES = 256  # most nuclei fit; the rest look at eight times as many, and so on
-_ROOM = (
-    1 + 1e-4,
-    2048.0,
-)  # relative and absolute, in units of 2⁻³²: float32 error is below a tenth
+# Room for float32's rounding in the test for survivors, ten times what it can amount to.
+_RELATIVE_ROOM = 1 + 1e-4
+_ABSOLUTE_ROOM = 2048.0  # in units of 2⁻³²
 
 
 def choose(
@@ -128,13 +128,11 @@ def _pick(
     hashed, scratch = _hash(keys, x.shape[1], x.device)
     leaders = torch.arange(len(first)), torch.tensor(first, device=x.device)
     bound = torch.from_numpy(noise.from_bits(_unsigned(hashed[leaders])))  # their log weight is 0
-    relative, absolute = _ROOM
     # 1 − u < exp(x − B), times 2³² and shifted so that hashes compare as signed numbers
     threshold = x - bound.to(x.device)[:, None]
-    threshold.exp_().mul_(-relative * 2.0**32).add_(2.0**31 - absolute)
+    threshold.exp_().mul_(-_RELATIVE_ROOM * 2.0**32).add_(2.0**31 - _ABSOLUTE_ROOM)
     hashed ^= -(2**31)
     survives = scratch.view(torch.float32).copy_(hashed) > threshold
-    survives[leaders] = True
     where = _true_indices(survives.flatten())
     scaled = x.flatten()[where].cpu().numpy()
     noisy = noise.from_bits(_unsigned(hashed.flatten()[where] ^ -(2**31)))
