@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine
 from cloud_verifier.sessions import Stream
-from draftwire.errors import DraftwireError, Draining, InternalError, SlowReader
+from draftwire.errors import DraftwireError, Draining, SlowReader, Unavailable
 from draftwire.types import ClientFrame, Finished, ServerFrame
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class VerifierService:
                     self._quiet.set()
         finally:
             for channel in self._channels.values():
-                channel.put(InternalError("the engine stopped", remedy="try another verifier"))
+                channel.put(Unavailable("the engine stopped", remedy="open the session elsewhere"))
 
     async def drain(self, grace_s: float) -> None:
         """Admit nothing new; wait for what is in flight, then tell the rest to go elsewhere."""

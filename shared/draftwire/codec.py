@@ -25,6 +25,29 @@ _REASONS = {
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
 
 
+# ------------------------------------------------------------------ bytes
+
+
+def pack_client(frame: t.ClientFrame) -> bytes:
+    """A client's frame as it goes over the wire, gRPC's own framing apart."""
+    return encode_client(frame).SerializeToString()
+
+
+def unpack_client(data: bytes) -> t.ClientFrame:
+    """The client's frame of its bytes."""
+    return decode_client(pb.ClientFrame.FromString(data))
+
+
+def pack_server(frame: t.ServerFrame) -> bytes:
+    """A verifier's frame as it goes over the wire, gRPC's own framing apart."""
+    return encode_server(frame).SerializeToString()
+
+
+def unpack_server(data: bytes) -> t.ServerFrame:
+    """The verifier's frame of its bytes."""
+    return decode_server(pb.ServerFrame.FromString(data))
+
+
 # ------------------------------------------------------------------ client → verifier
 
 

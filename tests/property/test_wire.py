@@ -1,0 +1,19 @@
+"""The wire rules hold whatever happens: real sessions, service and engine, a toy model, faults."""
+
+from __future__ import annotations
+
+import pytest
+from wire_world import run_world
+
+
+@pytest.mark.parametrize("hundred", range(4))
+def test_text_is_the_targets_own_in_random_worlds(hundred: int) -> None:
+    for seed in range(100 * hundred, 100 * (hundred + 1)):
+        run_world(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thousand", range(1, 4))
+def test_text_is_the_targets_own_in_thousands_of_random_worlds(thousand: int) -> None:
+    for seed in range(1000 * thousand, 1000 * (thousand + 1)):
+        run_world(seed)

@@ -1,0 +1,265 @@
+"""A random world for the wire: real sessions, real service and engine, a toy model, many faults.
+
+Everything is drawn from one seed and runs on virtual time, so that a failing seed is a program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloud_verifier.engine import Arrival, Departure, Detached, Engine, EngineConfig
+from cloud_verifier.service import Step, VerifierService
+from cloud_verifier.sessions import Stream
+from cloud_verifier.table_target import TableTarget
+from draftwire.errors import SessionGone
+from draftwire.noise import gumbel_at
+from draftwire.testing.clock import run_virtual
+from draftwire.testing.memory import MemoryFaults, MemoryTransport
+from draftwire.testing.table import TableModel
+from draftwire.types import FinishReason, SamplingParams, ServingLimits, StopRules
+from edge_client.drafters.table import TableDrafter
+from edge_client.plan import Plan, Round, View
+from edge_client.session import RetryPolicy, Session
+
+RETRY = RetryPolicy(first_wait_s=0.002, longest_wait_s=0.05, give_up_after_s=1e6)
+
+
+class RestlessController:
+    """Plans at random and changes its mind between events."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._plans = [self._random_plan() for _ in range(rng.choice([1, 1, 4]))]
+        self._now = self._plans[0]
+
+    def _random_plan(self) -> Plan:
+        rng = self._rng
+        kind = rng.choice(["wait", "pipe", "pipe", "cloud", "wait"])
+        credit = rng.choice([1, 1, 1, 2, 5, 20])
+        if kind == "cloud":
+            return Plan.cloud_alone(credit)
+        if kind == "wait":
+            return Plan.waiting(rng.choice([1, 3, 8]), credit)
+        window = rng.choice([1, 2, 5, 12, 40])
+        chunk = min(window, rng.choice([1, 2, 4, 8]))
+        return Plan(window=window, chunk=chunk, credit=credit, pipelined=True)
+
+    def plan(self, view: View) -> Plan:
+        assert len(view.confidences) >= view.sent >= 0
+        if self._rng.random() < 0.1:
+            self._now = self._rng.choice(self._plans)
+        return self._now
+
+    def drafted(self, seconds: float, fed: int) -> None:
+        assert seconds >= 0
+        assert fed >= 0
+
+    def judged(self, outcome: Round) -> None:
+        assert outcome.committed >= 0
+
+
+class World:
+    """One verifier that restarts, forgets and evicts, and a few clients on poor links."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.model = TableModel(
+            vocabulary_size=rng.choice([8, 50]),
+            states=128,
+            eos_rate=rng.choice([0.0, 1 / 60, 1 / 300]),
+            seed=seed % 7,
+        )
+        self.draft_model = self.model.perturbed(rng.choice([0.0, 0.05, 0.3, 1.0]), seed % 5)
+        self.limits = ServingLimits(
+            max_context=rng.choice([60, 400]), max_rows=rng.choice([2, 3, 6, 17, 33])
+        )
+        self.num_blocks = rng.choice([160, 400])
+        self.budget = rng.choice([3, 16, 512])
+        self.pass_s = rng.uniform(0.001, 0.01), rng.uniform(0, 0.0005)
+        self.faults = MemoryFaults(
+            delay_s=rng.choice([0.0005, 0.005, 0.03]),
+            jitter_s=rng.choice([0.0, 0.003, 0.03]),
+            cut_probability=rng.choice([0.0, 0.5, 0.95]),
+            cut_after_s=rng.choice([0.02, 0.08, 0.3]),
+        )
+        self.transports: list[MemoryTransport] = []
+        self.engine: Engine
+        self.service: VerifierService
+
+    # ---- the verifier
+
+    def boot(self) -> None:
+        target = TableTarget(
+            self.model, limits=self.limits, num_blocks=self.num_blocks, block_size=4
+        )
+        clock = asyncio.get_running_loop().time
+        config = EngineConfig(max_batch_tokens=self.budget, session_ttl_s=50.0)
+        self.engine = Engine(target, config, clock)
+        self.service = VerifierService(self.engine, self.compute, clock)
+        self.running = asyncio.create_task(self.service.run())
+
+    async def compute(self, step: Step, arrivals: Sequence[Arrival]) -> list[Departure]:
+        """A pass takes virtual time; what it has to say is heard afterwards."""
+        departures = step(arrivals)
+        fixed, per_row = self.pass_s
+        await asyncio.sleep(fixed + per_row * len(departures))
+        return departures
+
+    async def halt(self) -> None:
+        self.running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.running
+
+    async def restart(self) -> None:
+        """The process dies with all its sessions and streams; another takes its place."""
+        await self.halt()
+        for transport in self.transports:
+            await transport.close()
+        self.boot()
+        for transport in self.transports:
+            transport.decode = self.service.decode
+
+    def lose_session(self) -> None:
+        held = [*self.engine.active.values(), *self.engine.idle.values()]
+        if held:
+            session = self.rng.choice(held)
+            if session.stream is not None and session.id in self.engine.active:
+                self.engine._fail(session.stream, SessionGone("lost"))
+                self.service._arrive(Stream(closed=True), Detached())  # so that a step tells it
+            self.engine.pool.release(session.kv)
+            self.engine.idle.pop(session.id, None)
+
+    def evict(self) -> None:
+        for session in self.engine.active.values():
+            session.kv.length = 0
+
+    async def misfortune(self) -> None:
+        for _ in range(self.rng.randint(0, 6)):
+            await asyncio.sleep(self.rng.uniform(0, 0.3))
+            kind = self.rng.choice(["restart", "lose", "lose", "evict", "evict"])
+            if kind == "restart":
+                await self.restart()
+            elif kind == "lose":
+                self.lose_session()
+            else:
+                self.evict()
+
+    # ---- the clients
+
+    async def client(self, seed: int) -> None:
+        rng = random.Random(seed)
+        transport = MemoryTransport(
+            self.service.decode, self.engine.card, self.faults, seed=rng.getrandbits(32)
+        )
+        self.transports.append(transport)
+        drafter = TableDrafter(
+            self.draft_model,
+            draft_time_s=rng.choice([0.0003, 0.001, 0.004]),
+            always_wrong=rng.random() < 0.1,
+        )
+        session = Session(
+            transport,
+            self.engine.card,
+            fingerprint=self.engine.card.target.vocabulary_fingerprint,
+            drafter=rng.choice([drafter, drafter, drafter, None]),
+            retry=RETRY,
+            clock=asyncio.get_running_loop().time,
+        )
+        for _ in range(rng.choice([1, 2, 3])):
+            await self.turn(session, rng)
+
+    async def turn(self, session: Session, rng: random.Random) -> None:
+        prompt = session.tokens + [rng.randint(1, 5) for _ in range(rng.randint(1, 6))]
+        if rng.random() < 0.1:
+            prompt = prompt[rng.randint(0, len(prompt) - 1) :]  # a turn that forgets its beginning
+        if len(prompt) >= self.limits.max_context:
+            return
+        sampling = SamplingParams(temperature=rng.choice([0.0, 0.0, 0.9]), seed=rng.getrandbits(64))
+        stop = StopRules(max_tokens=rng.choice([1, 2, 7, 30, 60]))
+        generation = session.generate(prompt, RestlessController(rng), sampling=sampling, stop=stop)
+        cancelled = rng.random() < 0.2
+        if cancelled:
+            asyncio.get_running_loop().call_later(rng.uniform(0, 0.3), generation.cancel)
+        leave_after = rng.choice([1, 3]) if rng.random() < 0.1 else None
+        heard: list[int] = []
+        async with contextlib.aclosing(generation.run()) as commits:
+            async for commit in commits:
+                heard += [token for token, _ in commit]
+                if leave_after is not None and len(heard) >= leave_after:
+                    break
+        finished = generation.finished
+        assert finished is not None
+        text = session.tokens[len(prompt) :]
+        whole, reason = self.reference(prompt, sampling, stop)
+        if finished.reason is FinishReason.CANCELLED:
+            assert cancelled or leave_after is not None
+            assert text == whole[: len(text)]
+        else:
+            assert (text, finished.reason) == (whole, reason)
+        assert text[: len(heard)] == heard
+        assert leave_after is not None or heard == text
+        assert finished.length == len(session.tokens)
+
+    def reference(
+        self, prompt: list[int], sampling: SamplingParams, stop: StopRules
+    ) -> tuple[list[int], FinishReason]:
+        """What the target alone writes: one token at a time, from the rule itself."""
+        model, state = self.model, self.model.state_of(prompt)
+        ids = np.arange(model.vocabulary_size)
+        text: list[int] = []
+        while True:
+            logits = model.logits(state)
+            if sampling.temperature:
+                scaled = logits / sampling.temperature
+                logits = scaled + gumbel_at(sampling.seed, len(prompt) + len(text), ids)
+            text.append(int(np.argmax(logits)))
+            state = model.extend(state, text[-1])
+            if text[-1] == 0:
+                return text, FinishReason.STOP
+            room = min(stop.max_tokens, self.limits.max_context - len(prompt))
+            if len(text) >= room:
+                return text, FinishReason.LENGTH
+
+    # ---- all of it
+
+    async def run(self) -> None:
+        self.boot()
+        rng = self.rng
+        count = rng.choice([1, 1, 2, 3])
+        clients = [asyncio.create_task(self.client(rng.getrandbits(64))) for _ in range(count)]
+        if rng.random() < 0.5:
+            clients.append(asyncio.create_task(self.misfortune()))
+        try:
+            await asyncio.gather(*clients)
+        finally:
+            for client in clients:
+                client.cancel()
+            await asyncio.wait(clients)
+            for transport in self.transports:
+                await transport.close()
+        await self.settle()
+        await self.halt()
+
+    async def settle(self) -> None:
+        """When all have left, every session is idle and every block accounted for."""
+        await asyncio.sleep(1.0)
+        engine, pool = self.engine, self.engine.pool
+        assert not engine.active
+        assert pool.reserved == 0
+        held = [block for session in engine.idle.values() for block in session.kv.blocks]
+        assert len(held) == len(set(held))
+        assert len(held) + pool.free == pool.num_blocks
+        await asyncio.sleep(60.0)
+        assert not engine.idle
+        assert pool.free == pool.num_blocks
+
+
+def run_world(seed: int) -> None:
+    """Run one world to its end on virtual time. Raises whatever went wrong in it."""
+    random.seed(seed)  # the pauses between retries
+    run_virtual(World(seed).run(), timeout_s=3000)
