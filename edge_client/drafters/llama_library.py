@@ -12,9 +12,9 @@ from draftwire.errors import MissingDependency
 
 log = logging.getLogger("edge_client.llama")
 
-# llama.cpp calls INFO what concerns its developers, and warns of contexts that are merely short.
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.DEBUG}
-_ERROR, _CONTINUED = 3, 5
+# ggml's own levels. Its INFO concerns developers, and it warns of contexts that are merely short.
+_ERROR, _CONTINUED = 4, 5
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, _ERROR: logging.ERROR}
 
 _lock = threading.Lock()
 _library: Any = None

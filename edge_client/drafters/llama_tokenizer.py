@@ -50,18 +50,21 @@ class LlamaTokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer.
 
-        Raises `InvalidRequest` if there is no template, it refuses the messages, or a message
-        lacks `role` or `content`.
+        Raises `InvalidRequest` if there is no template, it is broken or refuses the messages, or
+        a message lacks `role` or `content`.
         """
         for message in messages:
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise InvalidRequest("a chat message needs the texts role and content")
-        render = self._renderer
+        if self._chat_template is None:
+            raise InvalidRequest(
+                f"{self._model.name} has no chat template", remedy="send a plain prompt"
+            )
         try:
-            text = render(messages)
+            text = self._renderer(messages)
         except Exception as error:  # a template may raise what it likes
             raise InvalidRequest(
-                f"the chat template refuses the messages: {str(error) or type(error).__name__}"
+                f"the chat template can't render the messages: {str(error) or type(error).__name__}"
             ) from error
         # The template writes the beginning token itself: adding it again would double it.
         return self._tokenize(text, add_special=False)
@@ -111,10 +114,6 @@ class LlamaTokenizer:
     @cached_property
     def _renderer(self) -> Callable[[Sequence[Mapping[str, str]]], str]:
         """Renders messages as Hugging Face does."""
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"{self._model.name} has no chat template", remedy="send a plain prompt"
-            )
         # Importing llama_cpp has already imported it, and with it Jinja2.
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
