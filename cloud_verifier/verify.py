@@ -17,6 +17,7 @@ logarithm decides on every device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -26,11 +27,11 @@ from numpy.typing import NDArray
 
 from draftwire import noise
 from draftwire.errors import InternalError
-from draftwire.sampling import divisor, truncates, weights
+from draftwire.sampling import divisor, truncate, truncates
 from draftwire.types import SamplingParams
 
 _BLOCK = 32  # rows hashed at a time: bounds memory, and stays within a CPU's cache
-_CANDIDATES = 256  # most nuclei fit; the rest look at eight times as many, and so on
+_MOST_RANKED = 1024  # a greater top-k is ranked by numpy
 # Room for float32's rounding in the test for survivors, ten times what it can amount to.
 _RELATIVE_ROOM = 1 + 1e-4
 _ABSOLUTE_ROOM = 2048.0  # in units of 2⁻³²
@@ -132,93 +133,73 @@ def _pick(
     threshold = x - bound.to(x.device)[:, None]
     threshold.exp_().mul_(-_RELATIVE_ROOM * 2.0**32).add_(2.0**31 - _ABSOLUTE_ROOM)
     hashed ^= -(2**31)
-    survives = scratch.view(torch.float32).copy_(hashed) > threshold
-    where = _true_indices(survives.flatten())
+    where, ids, rows = _selected(scratch.view(torch.float32).copy_(hashed) > threshold)
     scaled = x.flatten()[where].cpu().numpy()
     noisy = noise.from_bits(_unsigned(hashed.flatten()[where] ^ -(2**31)))
-    rows, ids = np.divmod(where.cpu().numpy(), x.shape[1])
-    edges = np.searchsorted(rows, np.arange(len(first) + 1))
-    return [_winner(ids[a:b], scaled[a:b], noisy[a:b]) for a, b in pairwise(edges)]
-
-
-def _unsigned(hashed: torch.Tensor) -> noise.Bits:
-    return hashed.cpu().numpy().view(np.uint32)
-
-
-def _true_indices(mask: torch.Tensor) -> torch.Tensor:
-    """Indices of the few true ones in a flat mask, rising.
-
-    Reads eight flags at a time: `nonzero` on booleans costs five times as much.
-    """
-    padded = torch.nn.functional.pad(mask, (0, -len(mask) % 8))
-    words = padded.view(torch.int64).nonzero()
-    where = (words * 8 + torch.arange(8, device=mask.device)).flatten()
-    return where[padded[where]]
-
-
-def _winner(ids: NDArray[np.int64], scaled: NDArray[np.float32], noisy: NDArray[np.float32]) -> int:
-    """Id with the greatest score, the lowest of equals. Sums are float64: float32 ones tie."""
-    score = scaled.astype(np.float64) + noisy
-    return int(ids[score == score.max()].min())
+    return [_winner(ids[row], scaled[row], noisy[row]) for row in rows]
 
 
 def _pick_truncated(
     x: torch.Tensor, _first: list[int], positions: list[int], sampling: list[SamplingParams]
 ) -> list[int]:
     """Tokens of truncated rows: noise on what is kept. `x` [rows, vocab]."""
-    vocab = x.shape[1]
-    mass = [0.0] * len(x)  # sum of all weights, where top-p is of the whole vocabulary
-    whole = [i for i, s in enumerate(sampling) if s.top_p < 1 and not s.top_k]
-    for i, total in zip(whole, x[whole].double().exp_().sum(dim=-1).tolist(), strict=True):
-        mass[i] = total
-    chosen = [0] * len(x)
-    pending, width = list(range(len(x))), 0
-    while pending:
-        width *= 8
-        for i in pending:  # one more than is kept, to see a tie
-            width = max(width, sampling[i].top_k + 1 if sampling[i].top_k else _CANDIDATES)
-        width = min(width, vocab)
-        top = x[pending].topk(width, dim=-1)  # falling; the order of equals is not defined
-        undecided = []
-        for i, scaled, ids in zip(
-            pending, top.values.cpu().numpy(), top.indices.cpu().numpy(), strict=True
-        ):
-            count = _kept(scaled, mass[i], vocab, sampling[i])
-            if count is None:
-                undecided.append(i)
-                continue
-            kept, lowest = ids[:count], scaled[count - 1]
-            if count < width and scaled[count] == lowest:
-                kept = _lowest_ids(x[i], float(lowest), kept[scaled[:count] > lowest], count)
-            noisy = noise.gumbel_at(sampling[i].seed, positions[i], kept)
-            chosen[i] = _winner(kept, scaled[:count], noisy)
-        pending = undecided
+    masses = torch.ones(len(x), dtype=torch.float64, device=x.device)
+    for i, params in enumerate(sampling):
+        if params.top_p < 1 and not params.top_k:
+            masses[i] = x[i].double().exp_().sum()
+    totals = masses.tolist()
+    where, ids, rows = _selected(x >= _lowest_kept(x, totals, sampling))
+    scaled = x.flatten()[where].cpu().numpy()
+    chosen = []
+    for row, total, position, params in zip(rows, totals, positions, sampling, strict=True):
+        kept = truncate(scaled[row], params, total)
+        left = np.flatnonzero(kept > -np.inf)
+        noisy = noise.gumbel_at(params.seed, position, ids[row][left])
+        chosen.append(_winner(ids[row][left], kept[left], noisy))
     return chosen
 
 
-def _kept(
-    scaled: NDArray[np.float32], mass: float, vocab: int, sampling: SamplingParams
-) -> int | None:
-    """How many ranks the truncation of `draftwire.sampling` keeps; None if it can't be seen yet.
+def _lowest_kept(
+    x: torch.Tensor, totals: list[float], sampling: list[SamplingParams]
+) -> torch.Tensor:
+    """A log weight per row below which truncation keeps nothing, float32 [rows, 1].
 
-    `scaled`: the greatest log weights, falling; `mass`: sum of all weights of the row.
+    Top-k: the k-th greatest. Top-p: all below c weigh less than vocab · exp(c) together, so c may
+    be where that is (1 − p) · total. Min-p: its logarithm.
     """
-    w = weights(scaled)
-    count = vocab
-    if sampling.top_k:
-        count = min(sampling.top_k, vocab)
-        w = w[:count]
-        mass = float(np.cumsum(w)[-1])
-    if sampling.top_p < 1:
-        count = min(count, int(np.searchsorted(np.cumsum(w), sampling.top_p * mass)) + 1)
-    if sampling.min_p > 0:
-        count = min(count, int(np.count_nonzero(w >= sampling.min_p)))
-    return count if count < len(scaled) or len(scaled) == vocab else None
+    vocab = x.shape[1]
+    lowest = torch.full((len(x), 1), -torch.inf)
+    for i, params in enumerate(sampling):
+        if params.top_k == 0:
+            share = max((1 - params.top_p) * totals[i] / vocab, params.min_p)
+            lowest[i] = math.log(share) - 1e-3  # rounding
+    lowest = lowest.to(x.device)
+    few = [i for i, s in enumerate(sampling) if 0 < s.top_k <= min(_MOST_RANKED, vocab)]
+    if few:
+        ranks = torch.tensor([[sampling[i].top_k - 1] for i in few], device=x.device)
+        greatest = x[few].topk(int(ranks.max()) + 1, dim=-1).values
+        lowest[few] = greatest.gather(1, ranks)
+    return lowest
 
 
-def _lowest_ids(
-    x: torch.Tensor, value: float, above: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """`above` and then the lowest ids of x [vocab] that equal `value`, `count` in all."""
-    equal = (x == value).nonzero()[: count - len(above), 0]
-    return np.concatenate([above, equal.cpu().numpy()])
+def _unsigned(hashed: torch.Tensor) -> noise.Bits:
+    return hashed.cpu().numpy().view(np.uint32)
+
+
+def _selected(mask: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64], list[slice]]:
+    """True places of a mask [rows, vocab]: flat indices, rising, their token ids, rows' slices.
+
+    Reads eight flags at a time: `nonzero` on booleans costs five times as much.
+    """
+    flat = torch.nn.functional.pad(mask.flatten(), (0, -mask.numel() % 8))
+    words = flat.view(torch.int64).nonzero()
+    where = (words * 8 + torch.arange(8, device=mask.device)).flatten()
+    where = where[flat[where]]
+    rows, ids = np.divmod(where.cpu().numpy(), mask.shape[1])
+    edges = np.searchsorted(rows, np.arange(len(mask) + 1)).tolist()
+    return where, ids, [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _winner(ids: NDArray[np.int64], scaled: NDArray[np.float32], noisy: NDArray[np.float32]) -> int:
+    """Id with the greatest score, the lowest of equals. Sums are float64: float32 ones tie."""
+    return int(ids[np.argmax(scaled.astype(np.float64) + noisy)])  # ids rise

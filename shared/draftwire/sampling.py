@@ -24,6 +24,7 @@ from draftwire.types import SamplingParams
 LogWeights: TypeAlias = NDArray[np.float32]
 Probabilities: TypeAlias = NDArray[np.float64]
 
+_REMOVED = np.float32(-np.inf)
 _UNSERVED = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -61,40 +62,53 @@ def scale(logits: NDArray[np.floating], temperature: float) -> LogWeights:
     return scaled
 
 
-def ranked(x: LogWeights) -> NDArray[np.intp]:
-    """Token ids from the most likely to the least."""
-    return np.argsort(-x, kind="stable")
+def keep_first(x: LogWeights, count: int) -> LogWeights:
+    """Keep the `count` most likely tokens, all if there are no more."""
+    if count >= x.size:
+        return x
+    lowest = np.partition(x, x.size - count)[x.size - count]
+    kept = x > lowest
+    kept[np.flatnonzero(x == lowest)[: count - np.count_nonzero(kept)]] = True
+    return np.where(kept, x, _REMOVED)
 
 
 def keep_top_k(x: LogWeights, k: int) -> LogWeights:
     """Keep the k most likely tokens; 0 keeps all."""
-    return _only(x, ranked(x)[:k]) if 0 < k < x.size else x
+    return keep_first(x, k) if k else x
 
 
-def keep_top_p(x: LogWeights, p: float) -> LogWeights:
-    """Keep the fewest most likely tokens whose mass is at least p, at least one; 1 keeps all."""
+def keep_top_p(x: LogWeights, p: float, total: float | None = None) -> LogWeights:
+    """Keep the fewest most likely tokens whose mass is at least p, at least one; 1 keeps all.
+
+    p is a share of the sum of `weights`, or of `total` where x holds the most likely tokens only.
+    """
     if p >= 1:
         return x
-    order = ranked(x)
-    mass = np.cumsum(weights(x[order]))
-    return _only(x, order[: int(np.searchsorted(mass, p * mass[-1])) + 1])
+    mass = np.cumsum(weights(np.sort(x)[::-1]))
+    needed = p * (mass[-1] if total is None else total)
+    return keep_first(x, int(np.searchsorted(mass, needed)) + 1)
 
 
 def keep_min_p(x: LogWeights, share: float) -> LogWeights:
     """Keep tokens at least `share` times as likely as the most likely one; 0 keeps all."""
-    return np.where(weights(x) >= share, x, np.float32(-np.inf)) if share > 0 else x
+    return np.where(weights(x) >= share, x, _REMOVED) if share > 0 else x
+
+
+def truncate(x: LogWeights, sampling: SamplingParams, total: float | None = None) -> LogWeights:
+    """Top-k, top-p and min-p of log weights whose greatest is 0.
+
+    `x` may hold the most likely tokens only, in the order of their ids: all that could be kept.
+    `total` is then the sum of `weights` of the whole vocabulary, which top-p without top-k needs.
+    """
+    x = keep_top_k(x, sampling.top_k)
+    x = keep_top_p(x, sampling.top_p, None if sampling.top_k else total)
+    return keep_min_p(x, sampling.min_p)
 
 
 def weights(x: LogWeights) -> Probabilities:
     """exp of log weights whose greatest is 0, float64: probabilities times a constant."""
     w: Probabilities = np.exp(x, dtype=np.float64)
     return w
-
-
-def _only(x: LogWeights, ids: NDArray[np.intp]) -> LogWeights:
-    kept = np.full_like(x, -np.inf)
-    kept[ids] = x[ids]
-    return kept
 
 
 def log_weights(logits: NDArray[np.floating], sampling: SamplingParams) -> LogWeights:
@@ -105,12 +119,8 @@ def log_weights(logits: NDArray[np.floating], sampling: SamplingParams) -> LogWe
     """
     # Penalties, bias and the grammar mask belong here: they change raw logits.
     if sampling.greedy:
-        x = scale(logits, 1.0)
-        return _only(x, np.argmax(x, keepdims=True))
-    x = scale(logits, sampling.temperature)
-    x = keep_top_k(x, sampling.top_k)
-    x = keep_top_p(x, sampling.top_p)
-    return keep_min_p(x, sampling.min_p)
+        return keep_first(scale(logits, 1.0), 1)
+    return truncate(scale(logits, sampling.temperature), sampling)
 
 
 def distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Probabilities:

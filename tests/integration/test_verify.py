@@ -140,13 +140,6 @@ def test_greedy_takes_the_lowest_id_of_equals(torch: ModuleType, verify: ModuleT
     assert verify.choose(logits, [1, 2], [SamplingParams(), SamplingParams(seed=9)]) == [1, 0]
 
 
-def test_equal_scores_go_to_the_lowest_id(verify: ModuleType) -> None:
-    # Candidates come ranked, not in the order of their ids.
-    ids = np.array([9, 4, 7, 2])
-    scaled, noisy = np.float32([0, -1, -2, -9]), np.float32([1, 2, 3, 4])
-    assert verify._winner(ids, scaled, noisy) == 4
-
-
 def test_no_rows_give_no_tokens(torch: ModuleType, verify: ModuleType) -> None:
     assert verify.choose(torch.zeros(0, 5), [], []) == []
 
