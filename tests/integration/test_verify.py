@@ -109,6 +109,11 @@ def test_masked_tokens_never_win(torch: ModuleType, verify: ModuleType) -> None:
     assert torch.isfinite(logits[range(60), tokens]).all()
 
 
+def test_top_p_stops_at_a_mass_that_is_just_reached(torch: ModuleType, verify: ModuleType) -> None:
+    sampling = [SamplingParams(temperature=1.0, top_p=0.9, seed=s) for s in range(200)]
+    assert set(verify.choose(torch.zeros(200, 10), [7] * 200, sampling)) == set(range(9))
+
+
 def test_neighbours_do_not_change_a_row(torch: ModuleType, verify: ModuleType) -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(scale=2, size=(50, 500)).astype(np.float32))
