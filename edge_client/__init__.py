@@ -1,1 +1,31 @@
-"""The device side of Draftwire."""
+"""The device side of Draftwire: drafts here, has the cloud decide, gives text.
+
+from edge_client import EdgeClient
+
+with EdgeClient.from_gguf("127.0.0.1:7433", "draft.gguf") as client:
+    with client.generate("Once upon a time") as stream:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+"""
+
+from draftwire.errors import DraftwireError
+from edge_client.branch import Origin
+from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
+from edge_client.results import Delta, Summary, Token
+from edge_client.session import RetryPolicy
+from edge_client.sync import Chat, EdgeClient, Stream
+
+__all__ = [
+    "AsyncChat",
+    "AsyncEdgeClient",
+    "AsyncStream",
+    "Chat",
+    "Delta",
+    "DraftwireError",
+    "EdgeClient",
+    "Origin",
+    "RetryPolicy",
+    "Stream",
+    "Summary",
+    "Token",
+]

@@ -47,7 +47,7 @@ from edge_client.branch import Branch, Commit
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker
 from edge_client.plan import Controller, Plan, Round, View
-from edge_client.transport import Link, Transport
+from edge_client.transport import Link, Transport, WireBytes
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +130,9 @@ class Generation:
     """One generation of a session. `run()` yields what is committed, as it is.
 
     Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
-    `sent_frames` and `sent_tokens` count the drafts on the wire, `rtts_s` the round trips
-    measured, `opens` the streams it took.
+    `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
+    `outcomes` are the drafts that the target judged: confidence, and whether it agreed; `rtts_s`
+    the round trips measured, `opens` the streams it took.
     """
 
     def __init__(
@@ -145,6 +146,8 @@ class Generation:
         self.running = False
         self.opens = self.sent_frames = self.sent_tokens = 0
         self.rtts_s: list[float] = []
+        self.outcomes: list[tuple[float, bool]] = []
+        self.bytes = WireBytes()
         self._session = session
         self._controller = controller
         self._sampling = sampling
@@ -168,7 +171,7 @@ class Generation:
             while self.finished is None:
                 try:
                     async with (
-                        self._session.transport.connect() as link,
+                        self._session.transport.connect(self.bytes) as link,
                         contextlib.aclosing(self._decode(link)) as commits,
                     ):
                         async for commit in commits:
@@ -273,6 +276,7 @@ class Generation:
         branch, timing = self._branch, verdict.timing
         commits = branch.apply(verdict)
         outcomes, branch.outcomes = branch.outcomes, []
+        self.outcomes += outcomes
         self._session.known = len(branch.committed)
         self._news_at, self._failures = self._session.clock(), 0
         queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6

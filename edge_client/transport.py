@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(slots=True)
 class WireBytes:
-    """Payload bytes of a client's frames: drafts and verdicts, and all others."""
+    """Payload bytes of a generation's frames: drafts and verdicts, and all others."""
 
     drafts_up: int = 0
     verdicts_down: int = 0
@@ -70,17 +71,12 @@ class Link(Protocol):
 class Transport(Protocol):
     """Opens streams to a verifier."""
 
-    @property
-    def bytes(self) -> WireBytes:
-        """Payload of all streams so far."""
-        ...
-
     async def describe(self) -> ModelCard:
         """What the verifier serves."""
         ...
 
-    def connect(self) -> contextlib.AbstractAsyncContextManager[Link]:
-        """A new stream, closed on leaving."""
+    def connect(self, count: WireBytes) -> contextlib.AbstractAsyncContextManager[Link]:
+        """A new stream, closed on leaving; adds its payload to `count`."""
         ...
 
     async def close(self) -> None:
@@ -96,7 +92,6 @@ class GrpcTransport:
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
         self.address = address
-        self.bytes = WireBytes()
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
 
@@ -116,11 +111,11 @@ class GrpcTransport:
         return codec.decode_card(card)
 
     @contextlib.asynccontextmanager
-    async def connect(self) -> AsyncIterator[Link]:
+    async def connect(self, count: WireBytes) -> AsyncIterator[Link]:
         """A new stream, cancelled on leaving if it has not ended."""
         call = self._stub().Decode()
         try:
-            yield _GrpcLink(call, self)
+            yield _GrpcLink(call, count, self._error)
         finally:
             call.cancel()
 
@@ -148,33 +143,40 @@ class GrpcTransport:
 
 
 class _GrpcLink:
-    def __init__(self, call: Any, transport: GrpcTransport) -> None:
+    def __init__(
+        self,
+        call: Any,
+        count: WireBytes,
+        translate: Callable[[grpc.aio.AioRpcError], DraftwireError],
+    ) -> None:
         self._call = call
-        self._transport = transport
+        self._count = count
+        self._translate = translate
 
     async def send(self, frame: ClientFrame) -> None:
         message = codec.encode_client(frame)
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise self._transport._error(error) from error
-        except grpc.aio.InternalError as error:
+            raise self._translate(error) from error
+        except asyncio.InvalidStateError as error:
+            # The stream has ended; how it ended is for `receive` to say.
             raise LinkLost("the stream is closed") from error
         if isinstance(frame, Draft):
-            self._transport.bytes.drafts_up += message.ByteSize()
+            self._count.drafts_up += message.ByteSize()
         else:
-            self._transport.bytes.other_up += message.ByteSize()
+            self._count.other_up += message.ByteSize()
 
     async def receive(self) -> ServerFrame:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._transport._error(error) from error
+            raise self._translate(error) from error
         if message is grpc.aio.EOF:
             raise LinkLost("the verifier ended the stream before the generation had finished")
         frame = codec.decode_server(message)
         if isinstance(frame, Verdict):
-            self._transport.bytes.verdicts_down += message.ByteSize()
+            self._count.verdicts_down += message.ByteSize()
         else:
-            self._transport.bytes.other_down += message.ByteSize()
+            self._count.other_down += message.ByteSize()
         return frame

@@ -145,8 +145,8 @@ class MemoryTransport:
         return self._card
 
     @contextlib.asynccontextmanager
-    async def connect(self) -> AsyncIterator[MemoryLink]:
-        """A new link."""
+    async def connect(self, count: object = None) -> AsyncIterator[MemoryLink]:  # noqa: ARG002
+        """A new link; its payload is not counted."""
         link = MemoryLink(self.decode, self.faults, self._rng)
         self.links.append(link)
         try:

@@ -1,0 +1,114 @@
+"""What a controller measures as it goes: times, and how often drafts hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Smoothed:
+    """Exponentially smoothed value and mean deviation, as TCP smooths its round trip (RFC 6298)."""
+
+    gain: float = 0.125
+    value: float = 0.0
+    deviation: float = 0.0
+    count: int = 0
+
+    def add(self, sample: float) -> None:
+        """Take a sample in. The first ones weigh as in a plain mean."""
+        self.count += 1
+        gain = max(self.gain, 1 / self.count)
+        error = sample - self.value
+        self.deviation += (2 * gain if self.count > 1 else 0.0) * (abs(error) - self.deviation)
+        self.value += gain * error
+
+
+@dataclass(slots=True)
+class PassTime:
+    """Seconds a pass takes by its rows: `single` for one row, `fixed` + `each`·rows for more.
+
+    The step from one row to two can be large, so that one line through both would be wrong
+    everywhere. The line is least squares with exponential forgetting, drawn toward level while
+    all passes are of about one size.
+    """
+
+    forget: float = 0.9
+    single: Smoothed = field(default_factory=lambda: Smoothed(gain=0.25))
+    _weight: float = 0.0
+    _rows: float = 0.0
+    _seconds: float = 0.0
+    _rows_var: float = 0.0
+    _cov: float = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Take a pass in."""
+        if rows <= 1:
+            self.single.add(seconds)
+            return
+        old = self._weight * self.forget
+        self._weight = old + 1
+        row_error, time_error = rows - self._rows, seconds - self._seconds
+        self._rows += row_error / self._weight
+        self._seconds += time_error / self._weight
+        share = old / self._weight
+        self._rows_var = self.forget * self._rows_var + share * row_error**2
+        self._cov = self.forget * self._cov + share * row_error * time_error
+
+    @property
+    def known(self) -> bool:
+        """Whether a pass of more than one row was seen."""
+        return self._weight > 0
+
+    @property
+    def each(self) -> float:
+        """Seconds one more row costs."""
+        level = self._rows or 1.0  # rows² of pull toward a level line
+        return max(0.0, self._cov / (self._rows_var + level))
+
+    @property
+    def fixed(self) -> float:
+        """Seconds of a pass apart from its rows."""
+        return max(0.0, self._seconds - self.each * self._rows)
+
+
+_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
+
+
+class Acceptance:
+    """How often drafts hold, over all and by the drafter's confidence in them.
+
+    A confidence says little by itself: a small model can be sure and wrong, and an equal one
+    unsure and right. So confidences are sorted into bins and each bin learns its own rate, from
+    the overall one, with exponential forgetting.
+    """
+
+    def __init__(self, prior: float = 0.8, weight: float = 4.0, forget: float = 0.98) -> None:
+        self._forget = forget
+        self._weight = weight
+        self._held = prior * weight
+        self._judged = weight
+        self._bins = [[0.0, 0.0] for _ in range(len(_EDGES) + 1)]  # held, judged
+
+    def add(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Take drafts in: confidence, and whether the target agreed."""
+        for confidence, held in outcomes:
+            self._held = self._held * self._forget + held
+            self._judged = self._judged * self._forget + 1
+            counts = self._bins[_bin(confidence)]
+            counts[0] = counts[0] * self._forget + held
+            counts[1] = counts[1] * self._forget + 1
+
+    @property
+    def rate(self) -> float:
+        """α: the chance that the next draft holds, nothing else known."""
+        return self._held / self._judged
+
+    def of(self, confidence: float) -> float:
+        """The chance that a draft of this confidence holds."""
+        held, judged = self._bins[_bin(confidence)]
+        return (held + self._weight * self.rate) / (judged + self._weight)
+
+
+def _bin(confidence: float) -> int:
+    return sum(confidence >= edge for edge in _EDGES)

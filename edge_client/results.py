@@ -1,0 +1,102 @@
+"""What an app gets back: deltas as they come, and a summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from draftwire.types import FinishReason, Usage
+from edge_client.branch import Origin
+from edge_client.session import Generation
+from edge_client.transport import WireBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A committed token: its id, the text it completes (maybe none), and where it came from."""
+
+    id: int
+    text: str
+    origin: Origin
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the device drafted it and the target accepted."""
+        return self.origin is Origin.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one verdict adds. A character is never split between deltas."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How a generation went. Times in ms; `bytes` is payload, gRPC's own framing apart.
+
+    `rounds` are passes of the target, `drafted` the tokens sent for judgement, `accepted` those
+    that held. `alpha` is the share of judged drafts that held (a draft after a rejected one is
+    not judged), `tau` the tokens committed per pass, `k_mean` the mean length of the drafts.
+    `ttft_ms` is the time to the first token, `tpot_ms` the mean time per token after it.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    rounds: int
+    drafted: int
+    accepted: int
+    alpha: float
+    tau: float
+    k_mean: float
+    ttft_ms: float
+    tpot_ms: float
+    duration_ms: float
+    rtt_ms: float
+    streams: int
+    bytes: WireBytes
+    usage: Usage
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second from request to last token."""
+        return len(self.token_ids) / self.duration_ms * 1e3 if self.duration_ms else 0.0
+
+
+def summarise(
+    generation: Generation,
+    text: str,
+    tokens: Sequence[Token],
+    seed: int,
+    times: tuple[float, float, float],
+) -> Summary:
+    """The summary of a finished generation; `times` are start, first and last token in seconds."""
+    finished = generation.finished
+    usage = finished.usage if finished else Usage()
+    started, first, last = times
+    accepted = sum(token.drafted for token in tokens)
+    held = sum(agreed for _, agreed in generation.outcomes)
+    return Summary(
+        text=text,
+        token_ids=tuple(token.id for token in tokens),
+        finish_reason=finished.reason if finished else FinishReason.CANCELLED,
+        seed=seed,
+        rounds=usage.passes,
+        drafted=generation.sent_tokens,
+        accepted=accepted,
+        alpha=held / max(1, len(generation.outcomes)),
+        tau=len(tokens) / max(1, usage.passes),
+        k_mean=generation.sent_tokens / max(1, generation.sent_frames),
+        ttft_ms=(first - started) * 1e3,
+        tpot_ms=(last - first) * 1e3 / max(1, len(tokens) - 1),
+        duration_ms=(last - started) * 1e3,
+        rtt_ms=median(generation.rtts_s) * 1e3 if generation.rtts_s else 0.0,
+        streams=generation.opens,
+        bytes=generation.bytes,
+        usage=usage,
+    )

@@ -1,0 +1,167 @@
+"""The SDK for code without an event loop: the same names, blocking.
+
+One background thread runs the loop of all clients of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from draftwire.types import ModelCard
+from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
+from edge_client.drafter import Drafter, Tokenizer
+from edge_client.results import Delta, Summary
+from edge_client.session import RetryPolicy
+from edge_client.transport import Transport
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """The background loop, started when it is first needed."""
+
+    _lock = threading.Lock()
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def run(cls, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` there and wait. An interrupt (Ctrl-C) cancels it before it is raised."""
+        with cls._lock:
+            if cls._loop is None:
+                cls._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=cls._loop.run_forever, name="draftwire-loop", daemon=True
+                ).start()
+        future = asyncio.run_coroutine_threadsafe(coro, cls._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class Stream:
+    """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
+
+    A context manager too: leaving it ends the generation if it has not ended.
+    """
+
+    def __init__(self, inner: AsyncStream) -> None:
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        async def step() -> Delta | None:
+            return await anext(self._inner, None)
+
+        delta = _Loop.run(step())
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the generation if it has not ended."""
+        _Loop.run(self._inner.close())
+
+    def cancel(self) -> None:
+        """End the generation; the iterator ends with what is committed by then."""
+
+        async def cancel() -> None:
+            self._inner.cancel()
+
+        _Loop.run(cancel())
+
+    def read(self) -> str:
+        """The whole text, when it is there."""
+        return "".join(delta.text for delta in self)
+
+    @property
+    def summary(self) -> Summary:
+        """How it went. Raises `InvalidRequest` before the end."""
+        return self._inner.summary
+
+
+class Chat:
+    """A conversation in the model's chat template; `messages` is all of it so far."""
+
+    def __init__(self, inner: AsyncChat) -> None:
+        self._inner = inner
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """System message, questions and answers."""
+        return self._inner.messages
+
+    def send(self, text: str, **options: Any) -> Stream:
+        """The answer to `text`, a stream; options are those of `EdgeClient.generate`."""
+        return Stream(_Loop.run(self._inner.send(text, **options)))
+
+
+class EdgeClient:
+    """`AsyncEdgeClient` for code that blocks: same arguments, same errors."""
+
+    def __init__(
+        self,
+        verifier: str | Transport,
+        tokenizer: Tokenizer,
+        drafters: Sequence[Drafter] = (),
+        *,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._inner = AsyncEdgeClient(verifier, tokenizer, drafters, retry=retry)
+
+    @classmethod
+    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
+        """Draft with a GGUF model; options are those of `AsyncEdgeClient.from_gguf`."""
+        client = cls.__new__(cls)
+        client._inner = AsyncEdgeClient.from_gguf(verifier, model, **options)
+        return client
+
+    def card(self) -> ModelCard:
+        """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
+        return _Loop.run(self._inner.card())
+
+    def generate(self, prompt: str | Sequence[int] | None = None, **options: Any) -> Stream:
+        """Generate after a prompt; options are those of `AsyncEdgeClient.generate`."""
+
+        async def start() -> AsyncStream:
+            return self._inner.generate(prompt, **options)
+
+        return Stream(_Loop.run(start()))
+
+    def chat(self, system: str | None = None) -> Chat:
+        """A conversation of messages: each turn sends only what is new."""
+        return Chat(self._inner.chat(system))
+
+    def close(self) -> None:
+        """Close the connection and the drafters."""
+        _Loop.run(self._inner.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
