@@ -111,7 +111,7 @@ class Session:
                 target=self.card.target,
                 limits=self.card.limits,
                 length=len(self.tokens),
-                cached=self.cached,
+                cached=self.kv.length,
             )
         ]
         if missed := self.tokens[len(history) :]:
@@ -128,18 +128,18 @@ class Session:
         )
 
     def _begin(self, opening: Open, history: list[int]) -> None:
-        common = common_prefix(self.tokens, history)
-        self.kv.length = min(self.kv.length, common, len(history) - 1)
         self.generation, self.start = opening.generation, opening.start
         self.sampling, self.stop = opening.sampling, opening.stop
         own_ends = () if self.stop.ignore_eos else self.card.target.eos_token_ids
         self.end_tokens = frozenset((*self.stop.token_ids, *own_ends))
         self.reach = self.reach_of(opening)
         self.passes = self.drafted = self.accepted = 0
-        self.cached = self.kv.length
-        self.tokens = history
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])
-        del self.tokens[opening.start + kept :]
+        history = history[: opening.start + kept]
+        common = common_prefix(self.tokens, history)
+        self.kv.length = min(self.kv.length, common, len(history) - 1)
+        self.cached = min(self.kv.length, self.start)
+        self.tokens = history
 
     # ---------------------------------------------------------------- frames (rules 12–13, 23)
 
@@ -214,21 +214,19 @@ class Session:
         """Take in the judgement of the first `judged` pending drafts (0: a token of its own)."""
         base = len(self.tokens)
         drafts = self.pending[:judged]
-        accepted = judgement.accepted
-        rejected = accepted < judged
-        out = drafts[:accepted]
-        if rejected or not judged or self.credit >= 1:
+        out = drafts[: judgement.accepted]
+        if len(out) < judged or not judged or self.credit >= 1:
             out.append(judgement.token)
         kept, reason = self._stop_within(base, out)
         del out[kept:]
-        accepted = min(accepted, kept)
+        accepted = common_prefix(out, drafts)  # equality decides, not what drew it (rule 17)
 
         self.tokens.extend(out)
         self.kv.length = min(base + accepted, len(self.tokens) - 1)
         self.passes += 1
         self.drafted += judged
         self.accepted += accepted
-        self._reconcile(out, accepted, rejected=rejected)
+        self._reconcile(out, accepted)
         frames: list[ServerFrame] = [
             Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
         ]
@@ -236,10 +234,10 @@ class Session:
             frames.append(self._finish(reason))
         return frames
 
-    def _reconcile(self, out: Tokens, accepted: int, *, rejected: bool) -> None:
+    def _reconcile(self, out: Tokens, accepted: int) -> None:
         """Hold what is still pending against what was committed (rules 13 and 16)."""
         common = common_prefix(self.pending, out)
-        if rejected or common < min(len(self.pending), len(out)):
+        if common < min(len(self.pending), len(out)):
             self.dead_epoch = self.epoch
             self.pending.clear()
             self.anchor = len(self.tokens) - len(out) + accepted
