@@ -18,6 +18,7 @@ from typing import TypeAlias
 from draftwire.errors import InvalidRequest
 
 PROTOCOL_VERSION = 1
+DEFAULT_ADDRESS = "127.0.0.1:7433"
 MAX_TOKEN_ID = 2**31 - 1
 SESSION_ID_BYTES = 16
 

@@ -1,0 +1,66 @@
+"""Text on a terminal: drafted tokens tinted, corrections standing out, one closing line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from edge_client.branch import Origin
+from edge_client.results import Delta, Summary
+
+STYLES = {Origin.ACCEPTED: "green", Origin.CORRECTED: "bold yellow underline", Origin.CLOUD: ""}
+
+LEGEND = Text.assemble(
+    ("drafted here", STYLES[Origin.ACCEPTED]),
+    " · ",
+    ("corrected by the target", STYLES[Origin.CORRECTED]),
+    " · the target's own",
+)
+
+
+def show(console: Console, delta: Delta) -> None:
+    """Print a delta where the cursor is."""
+    if delta.tokens:
+        parts = [(token.text, STYLES[token.origin]) for token in delta.tokens]
+        console.print(Text.assemble(*parts), end="", soft_wrap=True, highlight=False)
+    else:
+        console.print(Text(delta.text), end="", soft_wrap=True)
+
+
+def closing_line(summary: Summary) -> str:
+    """How the generation went, in one line."""
+    return (
+        f"{len(summary.token_ids)} tokens, {summary.tokens_per_s:.1f}/s · "
+        f"τ {summary.tau:.2f} · α {summary.alpha:.2f} · K {summary.k_mean:.1f} · "
+        f"TTFT {summary.ttft_ms:.0f} ms · TPOT {summary.tpot_ms:.1f} ms · "
+        f"RTT {summary.rtt_ms:.1f} ms · {summary.bytes.up} B up, {summary.bytes.down} B down · "
+        f"{summary.finish_reason.value}"
+    )
+
+
+def as_json(summary: Summary) -> dict[str, object]:
+    """The summary as a JSON object."""
+    return {
+        "text": summary.text,
+        "token_ids": list(summary.token_ids),
+        "finish_reason": summary.finish_reason.value,
+        "seed": summary.seed,
+        "tokens_per_s": round(summary.tokens_per_s, 3),
+        "rounds": summary.rounds,
+        "drafted": summary.drafted,
+        "accepted": summary.accepted,
+        "alpha": round(summary.alpha, 4),
+        "tau": round(summary.tau, 4),
+        "k_mean": round(summary.k_mean, 3),
+        "ttft_ms": round(summary.ttft_ms, 2),
+        "tpot_ms": round(summary.tpot_ms, 3),
+        "rtt_ms": round(summary.rtt_ms, 3),
+        "streams": summary.streams,
+        "bytes_up": summary.bytes.up,
+        "bytes_down": summary.bytes.down,
+        "payload_bytes_per_token": round(
+            (summary.bytes.drafts_up + summary.bytes.verdicts_down)
+            / max(1, len(summary.token_ids)),
+            3,
+        ),
+    }
