@@ -28,7 +28,11 @@ class BlockTable:
 
 
 class BlockPool:
-    """All blocks of a target. Invariant: reserved ≤ num_blocks, and free + held = num_blocks."""
+    """All blocks of a target.
+
+    Invariants: reserved ≤ num_blocks; free + held = num_blocks; a table with a promise holds no
+    more than was promised, so that every promise can be kept by evicting those without.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -46,7 +50,7 @@ class BlockPool:
         return -(-positions // self.block_size)
 
     def reserve(self, table: BlockTable, positions: int) -> None:
-        """Promise `table` the blocks for `positions` positions in all.
+        """Promise `table` the blocks for `positions` positions in all; what it holds beyond goes.
 
         Raises `ServerFull` if what is already promised to others leaves too few.
         """
@@ -61,6 +65,9 @@ class BlockPool:
             )
         self.reserved = others + wanted
         table.reserved = wanted
+        self._free.extend(reversed(table.blocks[wanted:]))
+        del table.blocks[wanted:]
+        table.length = min(table.length, wanted * self.block_size)
 
     def unreserve(self, table: BlockTable) -> None:
         """Take the promise back; the blocks held stay until they are released."""
