@@ -32,7 +32,7 @@ test: setup ## Run all tests, those on the real models included
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need neither torch nor models: seconds
-	pytest -m "not models and not slow" $(ARGS)
+	pytest -n auto -m "not models and not slow" tests/unit tests/property $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import contracts, wire contract, and generated files
