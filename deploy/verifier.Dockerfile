@@ -35,6 +35,6 @@ USER 10001
 WORKDIR /home/draftwire
 # Converted models; worth a volume.
 VOLUME /home/draftwire/.cache/draftwire
-EXPOSE 50051
+EXPOSE 7433
 ENTRYPOINT ["draftwire-verifier"]
 CMD ["--help"]

@@ -39,6 +39,7 @@ def lines() -> Iterator[str]:
 
 
 def command(parser: argparse.ArgumentParser, about: str | None) -> Iterator[str]:
+    """The section of a command and, after it, those of its subcommands."""
     level = "##" if " " not in parser.prog else "###"
     yield from ("", f"{level} {parser.prog}")
     if about:
@@ -46,6 +47,8 @@ def command(parser: argparse.ArgumentParser, about: str | None) -> Iterator[str]
     rows = [row(parser, action) for action in parser._actions if is_documented(action)]
     if rows:
         yield from ("", "| | default | |", "|---|---|---|", *rows)
+    if parser.epilog:
+        yield from ("", "```", parser.epilog.rstrip(), "```")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help for choice in action._choices_actions}
@@ -67,10 +70,10 @@ def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
         names = value
     elif action.nargs != 0:
         names = f"{names} {value}"
-    plain = action.default is None or action.default in (False, argparse.SUPPRESS)
-    default = "" if plain or not action.option_strings else f"`{action.default}`"
+    unset = action.default is None or action.default is False or action.default == argparse.SUPPRESS
+    default = "" if unset else f"`{action.default}`"
     meaning = (action.help or "") % (vars(action) | {"prog": parser.prog})
-    return f"| `{names}` | {default} | {escape(meaning)} |"
+    return "| " + " | ".join(escape(cell) for cell in (f"`{names}`", default, meaning)) + " |"
 
 
 def escape(text: str) -> str:
