@@ -145,6 +145,17 @@ def test_the_card_describes_the_demo_model(smollm: HFTarget) -> None:
     assert card.limits.max_rows == 33
 
 
+def test_the_draft_of_the_same_file_has_the_same_vocabulary(smollm: HFTarget) -> None:
+    pytest.importorskip("llama_cpp")
+    from edge_client.drafters.llama_model import LlamaModel
+    from edge_client.drafters.llama_tokenizer import LlamaTokenizer
+
+    model = LlamaModel.load(demo_model_path())
+    draft = LlamaTokenizer(model, None)
+    assert draft.fingerprint == smollm.card.target.vocabulary_fingerprint
+    model.close()
+
+
 # ------------------------------------------------------------------ loading
 
 
