@@ -12,7 +12,7 @@ from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.results import Delta, Summary, Token
-from edge_client.session import RetryPolicy
+from edge_client.retry import RetryPolicy
 from edge_client.sync import Chat, EdgeClient, Stream
 
 __all__ = [

@@ -20,7 +20,8 @@ from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.plan import Controller, FixedController, Plan
 from edge_client.results import Delta, Summary, Token, summarise
-from edge_client.session import Generation, RetryPolicy, Session
+from edge_client.retry import RetryPolicy
+from edge_client.session import Generation, Session
 from edge_client.text import TextStream
 from edge_client.transport import GrpcTransport, Transport
 

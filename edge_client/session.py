@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
-    Draining,
     InvalidRequest,
     ProtocolViolation,
-    ServerFull,
     SessionGone,
 )
 from draftwire.types import (
@@ -47,26 +43,12 @@ from edge_client.branch import Branch, Commit
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker
 from edge_client.plan import Controller, Plan, Round, View
+from edge_client.retry import Patience, RetryPolicy
 from edge_client.transport import Link, Transport, WireBytes
 
 logger = logging.getLogger(__name__)
 
 Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Cancel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How a broken stream is opened again.
-
-    Waits grow from `first_wait_s` to `longest_wait_s`, each shortened by a random share; after
-    `give_up_after_s` without news the generation ends with the last error. `cancel_timeout_s`
-    bounds the wait for the verifier's word after a cancel.
-    """
-
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 5.0
-    give_up_after_s: float = 30.0
-    cancel_timeout_s: float = 5.0
 
 
 class Session:
@@ -92,7 +74,8 @@ class Session:
         self.limits = card.limits
         self.fingerprint = fingerprint
         self.drafter = drafter
-        self.ends = eos_token_ids | frozenset(card.target.eos_token_ids)
+        self.draft_ends = eos_token_ids
+        self.target_ends = frozenset(card.target.eos_token_ids)
         self.retry = retry or RetryPolicy()
         self.clock = clock
         self.tokens: list[int] = []
@@ -154,12 +137,14 @@ class Generation:
         self._stop = stop
         self._branch = Branch(session.tokens)
         self._start = len(session.tokens)
+        own_ends = frozenset() if stop.ignore_eos else session.target_ends
+        self._ends = own_ends | frozenset(stop.token_ids)
+        self._draft_ends = self._ends if stop.ignore_eos else self._ends | session.draft_ends
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
         self._asked_at: float | None = None
-        self._news_at = session.clock()
-        self._failures = 0
+        self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
         """Generate. Leaving early cancels.
@@ -228,7 +213,7 @@ class Generation:
 
     def _due(self, plan: Plan) -> Draft | None:
         """The frame to send now, if any."""
-        if self._cancelled.is_set():
+        if self._cancelled.is_set() or self._over:
             return None
         idle = self._branch.idle
         frame = self._branch.due(plan, self._session.limits, more=self._can_draft(plan))
@@ -244,7 +229,7 @@ class Generation:
         return (
             len(branch.tail) < plan.window
             and branch.end < min(self._reach, self._worker.max_context)
-            and not (branch.tail and branch.tail[-1] in self._session.ends)
+            and not (branch.tail and branch.tail[-1] in self._draft_ends)
         )
 
     def _may_draft(self, plan: Plan) -> bool:
@@ -252,9 +237,16 @@ class Generation:
         return (
             not self._worker.busy
             and not self._cancelled.is_set()
+            and not self._over
             and (plan.pipelined or not self._branch.sent)
             and self._can_draft(plan)
         )
+
+    @property
+    def _over(self) -> bool:
+        """Whether the text is complete, and only the verifier's word of it is still to come."""
+        text = self._branch.committed
+        return len(text) > self._start and (len(text) >= self._reach or text[-1] in self._ends)
 
     @property
     def _reach(self) -> int:
@@ -278,11 +270,12 @@ class Generation:
         outcomes, branch.outcomes = branch.outcomes, []
         self.outcomes += outcomes
         self._session.known = len(branch.committed)
-        self._news_at, self._failures = self._session.clock(), 0
+        self._patience.news()
         queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6
         rtt_s = None
         if self._asked_at is not None and timing.pass_rows:
-            rtt_s = max(0.0, self._news_at - self._asked_at - queue_s - pass_s)
+            waited_s = self._session.clock() - self._asked_at
+            rtt_s = max(0.0, waited_s - queue_s - pass_s)
             self.rtts_s.append(rtt_s)
             self._asked_at = None
         self._controller.judged(
@@ -357,22 +350,15 @@ class Generation:
 
     async def _recover(self, error: DraftwireError) -> None:
         """After a stream broke: return to open another, or raise what can't be mended."""
-        session, retry = self._session, self._session.retry
+        session = self._session
         if self._cancelled.is_set():
             self._finish_cancelled()
         elif isinstance(error, SessionGone) and session.known:
             session.known = 0
         else:
-            again = error.retryable or isinstance(error, ProtocolViolation)
-            tired = session.clock() - self._news_at > retry.give_up_after_s
-            refused = not session.target and isinstance(error, ServerFull | Draining)
-            if not again or tired or refused:
-                raise error
-            wait_s = min(retry.longest_wait_s, retry.first_wait_s * 2**self._failures)
-            self._failures += 1
-            logger.warning("stream lost, opening again in at most %.1f s: %s", wait_s, error)
+            pause_s = self._patience.pause_s(error, opened=bool(session.target))
+            logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
             with contextlib.suppress(TimeoutError):
-                pause_s = wait_s * random.uniform(0.5, 1.0)  # noqa: S311 (spreads retries)
                 await asyncio.wait_for(self._cancelled.wait(), pause_s)
                 self._finish_cancelled()
 

@@ -16,7 +16,7 @@ from draftwire.types import ModelCard
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
-from edge_client.session import RetryPolicy
+from edge_client.retry import RetryPolicy
 from edge_client.transport import Transport
 
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from draftwire.testing.table import TableModel
 from draftwire.types import FinishReason, SamplingParams, ServingLimits, StopRules
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Plan, Round, View
-from edge_client.session import RetryPolicy, Session
+from edge_client.retry import RetryPolicy
+from edge_client.session import Session
 
 RETRY = RetryPolicy(first_wait_s=0.002, longest_wait_s=0.05, give_up_after_s=1e6)
 

@@ -1,0 +1,56 @@
+"""When a broken stream is opened again, and when to give up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draftwire.errors import DraftwireError, Draining, ProtocolViolation, ServerFull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How a broken stream is opened again.
+
+    Waits grow from `first_wait_s` to `longest_wait_s`, each shortened by a random share; after
+    `give_up_after_s` without news the generation ends with the last error. `cancel_timeout_s`
+    bounds the wait for the verifier's word after a cancel.
+    """
+
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+    give_up_after_s: float = 30.0
+    cancel_timeout_s: float = 5.0
+
+
+class Patience:
+    """How long one generation has been without news, and so how long it waits."""
+
+    def __init__(self, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._news_at = clock()
+        self._failures = 0
+
+    def news(self) -> None:
+        """Something came: start from the shortest wait again."""
+        self._news_at = self._clock()
+        self._failures = 0
+
+    def pause_s(self, error: DraftwireError, *, opened: bool) -> float:
+        """Seconds to wait before another attempt.
+
+        Raises `error` if another attempt can't mend it, or if it has been too long. A verifier
+        that is full or leaving is tried again only by a session that it had already `opened`.
+        """
+        again = error.retryable or isinstance(error, ProtocolViolation)
+        refused = isinstance(error, ServerFull | Draining) and not opened
+        tired = self._clock() - self._news_at > self._policy.give_up_after_s
+        if refused or tired or not again:
+            raise error
+        growth: int = 2 ** min(self._failures, 30)
+        longest = min(self._policy.longest_wait_s, self._policy.first_wait_s * growth)
+        self._failures += 1
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 (spreads retries)
