@@ -142,6 +142,8 @@ class Engine:
                 case Cancel():
                     self._tell(session, session.cancel())
         except DraftwireError as error:
+            if isinstance(frame, Open):
+                error.session_id = frame.session_id.hex()
             self._fail(stream, error)
 
     def _open(self, stream: Stream, opening: Open, at: float) -> None:
@@ -164,7 +166,12 @@ class Engine:
         fenced = session.stream
         frames = session.open(opening, history, stream)
         if fenced is not None:
-            self._departures.append((fenced, Superseded("a later stream opened this session")))
+            later = Superseded(
+                "a later stream opened this session",
+                remedy="go on there, or start a session of your own",
+                session_id=session.id.hex(),
+            )
+            self._departures.append((fenced, later))
             fenced.closed = True
         stream.session = session
         self.idle.pop(session.id, None)
