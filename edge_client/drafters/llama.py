@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
+from queue import SimpleQueue
+from typing import Any
 
 from draftwire.errors import InternalError, InvalidRequest
 from draftwire.types import SamplingParams, Tokens
@@ -32,11 +37,11 @@ class LlamaDrafter:
     """Implements `edge_client.drafter.Drafter` with one llama.cpp context on one thread.
 
     Only that thread touches the context. What a call says of the context (`keep`, `tokens`) is
-    queued as an edit when the call begins and is never lost: if the caller stops waiting, the
-    proposal is dropped, but the edit is applied, then or before the next draft. So after a
-    cancelled `draft(keep, tokens)` the context is its first `keep` tokens and `tokens`. (A task
-    cancelled before its first step has not called at all: whoever can't tell keeps no more than
-    `keep`, which is right in both cases.)
+    queued when the call begins and is never lost: if the caller stops waiting, the proposal is
+    dropped, but the context is changed, then or before the next draft. So after a cancelled
+    `draft(keep, tokens)` the context is its first `keep` tokens and `tokens`. (A task cancelled
+    before its first step has not called at all: whoever can't tell keeps no more than `keep`,
+    which is right in both cases.)
     """
 
     def __init__(
@@ -62,23 +67,11 @@ class LlamaDrafter:
         self._vocabulary_size = model.vocabulary_size
         self._max_context = min(context, model.trained_context)
         self._sampling = SamplingParams()
-        self._proposer = Proposer(model.vocabulary_size)
-        self._edits: deque[tuple[int, list[int]]] = deque()
-        self._submitted = 0  # edits queued
-        self._applied = 0  # edits the thread has applied; written by the thread
         self._tokens: list[int] = []  # the context as the caller knows it
-        self._closed = False
-        self._model = model
-        model.retain()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llama-drafter")
-        try:
-            self._context = self._thread.submit(
-                LlamaContext, model, threads=threads, size=self._max_context, batch=batch
-            ).result()
-        except BaseException:
-            self._thread.shutdown()
-            model.release()
-            raise
+        self._edits = 0  # how often it was changed
+        self._worker = _Worker(model, threads=threads, size=self._max_context, batch=batch)
+        # Frees the context of a drafter that was forgotten, and at exit lets a decode end first.
+        self._closed = weakref.finalize(self, self._worker.stop)
 
     @property
     def max_context(self) -> int:
@@ -87,7 +80,7 @@ class LlamaDrafter:
 
     def perturb_logits(self, size: float, seed: int) -> None:
         """Add noise to the likeliest tokens' logits from now on (`drafters.perturbed`)."""
-        self._proposer.perturb_logits(size, seed)
+        self._worker.proposer.perturb_logits(size, seed)
 
     async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
         """Start a generation; returns how many leading tokens of `context` are in the cache's.
@@ -104,29 +97,26 @@ class LlamaDrafter:
         is unknown, or the context would leave no position to draft; and `CannotRollBack`.
         """
         self._check(keep, tokens)
-        self._edits.append((keep, list(tokens)))
         self._tokens[keep:] = tokens
-        self._submitted += 1
-        edits = self._submitted
-        proposal = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._draft, edits, self._sampling
-        )
-        if self._submitted != edits:
+        self._edits += 1
+        edits = self._edits
+        answer: asyncio.Future[Proposal] = asyncio.get_running_loop().create_future()
+        self._worker.jobs.put(_Job(keep, list(tokens), self._sampling, answer))
+        proposal = await answer
+        if self._edits != edits:
             raise InternalError(OVERTAKEN)
         self._tokens.append(proposal.token)
         return proposal
 
     async def close(self) -> None:
         """Free the context and end its thread. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
-        freed = self._thread.submit(self._free)
-        self._thread.shutdown(wait=False)
-        await asyncio.wrap_future(freed)
+        if self._closed.detach():
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._worker.jobs.put(ended)
+            await ended
 
     def _check(self, keep: int, tokens: Tokens) -> None:
-        if self._closed:
+        if not self._closed.alive:
             raise InternalError("the drafter is closed")
         if not 0 <= keep <= len(self._tokens):
             raise InvalidRequest(f"can't keep {keep} tokens of a context of {len(self._tokens)}")
@@ -138,21 +128,75 @@ class LlamaDrafter:
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary_size:
             raise InvalidRequest("a token is not in the draft model's vocabulary")
 
-    # ------------------------------------------------------------ on the context's own thread
 
-    def _draft(self, edits: int, sampling: SamplingParams) -> Proposal:
-        """Propose a token for the context as it is after the first `edits` edits."""
+@dataclass(slots=True)
+class _Job:
+    """A change of the context, and whom to tell what to propose after it."""
+
+    keep: int
+    tokens: list[int]
+    sampling: SamplingParams
+    answer: asyncio.Future[Proposal]
+
+
+class _Worker:
+    """The thread that owns a context. It holds no drafter, so that a forgotten one is freed.
+
+    A queue and a future of the event loop take half the time of an executor's hand-over, which
+    each drafted token would pay. A future in place of a job asks the thread to end, None too.
+    """
+
+    def __init__(self, model: LlamaModel, *, threads: int, size: int, batch: int) -> None:
+        self.jobs: SimpleQueue[_Job | asyncio.Future[None] | None] = SimpleQueue()
+        self.proposer = Proposer(model.vocabulary_size)
+        self._model = model
+        model.retain()
+        try:
+            self._context = LlamaContext(model, threads=threads, size=size, batch=batch)
+        except BaseException:
+            model.release()
+            raise
+        self._thread = threading.Thread(target=self._run, name="llama-drafter", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it, unless called on it."""
+        self.jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while isinstance(job := self.jobs.get(), _Job):
+            # The change is made in any case, the draft only if somebody waits for it.
+            self._context.truncate(job.keep)
+            self._context.tokens += job.tokens
+            if job.answer.cancelled():
+                continue
+            try:
+                proposal = self._propose(job)
+            except Exception as error:  # the caller's to handle
+                _tell(job.answer, job.answer.set_exception, error)
+            else:
+                _tell(job.answer, job.answer.set_result, proposal)
+        self._context.close()
+        self._model.release()
+        if job is not None:
+            _tell(job, job.set_result, None)
+
+    def _propose(self, job: _Job) -> Proposal:
         context = self._context
-        while self._applied < edits:
-            keep, tokens = self._edits.popleft()
-            context.truncate(keep)
-            context.tokens += tokens
-            self._applied += 1
-        logits = context.logits(lambda: self._submitted > edits or self._closed)
-        proposal = self._proposer.propose(logits, len(context.tokens), sampling)
+        logits = context.logits(lambda: job.answer.cancelled() or not self.jobs.empty())
+        proposal = self.proposer.propose(logits, len(context.tokens), job.sampling)
         context.tokens.append(proposal.token)
         return proposal
 
-    def _free(self) -> None:
-        self._context.close()
-        self._model.release()
+
+def _tell(future: asyncio.Future[Any], setter: Callable[[Any], object], value: object) -> None:
+    """Set a future from another thread, if its event loop lives and somebody still waits."""
+
+    def on_loop() -> None:
+        if not future.done():
+            setter(value)
+
+    with suppress(RuntimeError):  # the loop is closed, and gone with it is whoever waited
+        future.get_loop().call_soon_threadsafe(on_loop)

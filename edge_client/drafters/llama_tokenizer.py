@@ -120,7 +120,7 @@ class LlamaTokenizer:
         vocabulary = self._vocabulary
         bos, eos = self._llama.llama_vocab_bos(vocabulary), self._llama.llama_vocab_eos(vocabulary)
         formatter = Jinja2ChatFormatter(
-            template=self._chat_template,
+            template=self._chat_template or "",
             bos_token="" if bos == _NO_TOKEN else self._text(vocabulary, bos),
             eos_token="" if eos == _NO_TOKEN else self._text(vocabulary, eos),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -141,6 +142,52 @@ def test_closing_ends_the_thread_and_frees_the_model_last(tmp_path: Path) -> Non
             drafter_of(model)
 
     asyncio.run(scenario())
+
+
+def test_a_forgotten_drafter_frees_its_context_and_thread(tiny: LlamaModel) -> None:
+    async def scenario() -> threading.Thread:
+        before = set(threading.enumerate())
+        drafter = drafter_of(tiny)
+        await drafter.draft(0, [1])
+        (thread,) = set(threading.enumerate()) - before
+        return thread
+
+    thread = asyncio.run(scenario())
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_drafter_outlives_the_event_loop_it_was_used_on(tiny: LlamaModel) -> None:
+    drafter = drafter_of(tiny)
+
+    async def leave_in_the_middle() -> None:
+        call = asyncio.create_task(drafter.draft(0, [1] * 30))
+        await asyncio.sleep(0)
+        call.cancel()
+
+    async def go_on() -> None:
+        given = await drafter.draft(30, [2])
+        assert same(given, await fresh(tiny, SamplingParams(), [1] * 30 + [2]))
+        await drafter.close()
+
+    asyncio.run(leave_in_the_middle())
+    asyncio.run(go_on())
+
+
+def test_a_process_that_ends_in_the_middle_of_a_draft_ends_well() -> None:
+    script = (
+        "import asyncio\n"
+        "from draftwire.testing.demo import demo_model_path\n"
+        "from edge_client.drafters.llama import LlamaDrafter, LlamaModel\n"
+        "drafter = LlamaDrafter(LlamaModel.load(demo_model_path()), threads=1)\n"
+        "async def main():\n"
+        "    call = asyncio.create_task(drafter.draft(0, [100] * 4000))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
 def test_closing_does_not_wait_for_a_prompt(model: LlamaModel) -> None:
