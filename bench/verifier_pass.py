@@ -121,7 +121,7 @@ class Case:
 
     def measure(self, repeats: int) -> dict[str, float]:
         """Medians of the three ways and of the paired ratios."""
-        ways = {
+        ways: dict[str, Callable[[], float]] = {
             "packed": self.packed,
             "plain": lambda: self.plain(linear_layers=True),
             "plain_star": lambda: self.plain(linear_layers=False),
