@@ -216,7 +216,7 @@ def build_llama(folder: Path) -> Path:
 def install(wheel: Path) -> None:
     remove_torn_installs()
     say(f"Installing draftwire[{EXTRAS}] and what it needs")
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not any(VENV.glob("lib/python*/site-packages/torch")):
         say("  (where pip's index has only the CUDA build of torch, that is a download of 3 GB)")
     # most modules are never imported: compiling all of them would take as long as the rest
     quick = ["install", "--no-compile"]
