@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine
 from cloud_verifier.sessions import Stream
-from draftwire.errors import DraftwireError, Draining, SlowReader, Unavailable
+from draftwire.errors import DraftwireError, Draining, ProtocolViolation, SlowReader, Unavailable
 from draftwire.types import ClientFrame, Finished, ServerFrame
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ Compute: TypeAlias = Callable[[Step, Sequence[Arrival]], Awaitable[list[Departur
 
 UNREAD_FRAMES = 64
 """Frames of one stream that may wait for the engine; its sender waits beyond."""
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("the engine stopped", remedy="open the session elsewhere")
 
 
 class _Channel:
@@ -72,6 +76,7 @@ class VerifierService:
         self._channels: dict[Stream, _Channel] = {}
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
+        self._stopped = False
 
     async def decode(
         self, frames: AsyncIterator[ClientFrame], owner: str = ""
@@ -81,6 +86,8 @@ class VerifierService:
         Raises the `DraftwireError` that ends the stream. Ends silently when the client
         half-closes before its generation has finished.
         """
+        if self._stopped:
+            raise _stopped()
         limits = self.engine.card.limits
         stream = Stream(owner)
         channel = _Channel(limits.max_pending + limits.max_credit + UNREAD_FRAMES)
@@ -104,6 +111,7 @@ class VerifierService:
             while True:
                 if not self._inbox and not self.engine.has_work:
                     await self._something()
+                self._wake.clear()
                 arrivals, self._inbox = self._inbox, []
                 for arrival in arrivals:
                     if channel := self._channels.get(arrival.stream):
@@ -113,14 +121,18 @@ class VerifierService:
                 if not self.engine.active:
                     self._quiet.set()
         finally:
+            self._stopped = True
+            self._quiet.set()
             for channel in self._channels.values():
-                channel.put(Unavailable("the engine stopped", remedy="open the session elsewhere"))
+                channel.put(_stopped())
 
     async def drain(self, grace_s: float) -> None:
         """Admit nothing new; wait for what is in flight, then tell the rest to go elsewhere."""
         self.engine.draining = True
-        if self.engine.active:
+        if not self._stopped:
+            # One more step, so that what the last one had to say has been said.
             self._quiet.clear()
+            self._wake.set()
             try:
                 await asyncio.wait_for(self._quiet.wait(), grace_s)
             except TimeoutError:
@@ -151,6 +163,9 @@ class VerifierService:
             channel.put(None)
         except DraftwireError as error:
             channel.put(error)
+        except Exception as error:  # whatever a transport raises, the stream must not hang
+            logger.warning("a stream can't be read: %r", error)
+            channel.put(ProtocolViolation(f"the stream can't be read: {error}"))
         self._arrive(stream, Detached())
 
     def _arrive(self, stream: Stream, frame: ClientFrame | Detached) -> None:
@@ -165,7 +180,6 @@ class VerifierService:
     async def _something(self) -> None:
         """Wait for a frame, or until the next idle session expires."""
         expiry = self.engine.next_expiry
-        self._wake.clear()
         try:
             async with asyncio.timeout(None if expiry is None else expiry - self._clock()):
                 await self._wake.wait()
