@@ -7,9 +7,15 @@ A message that breaks a rule raises `ProtocolViolation` (no frame, unknown kind)
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
 from draftwire import types as t
 from draftwire.errors import ProtocolViolation, UnsupportedParameter
 from draftwire.v1 import verifier_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 _MODES = {
     t.VerifyMode.MATCH: pb.VERIFY_MODE_MATCH,
@@ -35,7 +41,7 @@ def pack_client(frame: t.ClientFrame) -> bytes:
 
 def unpack_client(data: bytes) -> t.ClientFrame:
     """The client's frame of its bytes."""
-    return decode_client(pb.ClientFrame.FromString(data))
+    return decode_client(_parse(pb.ClientFrame, data))
 
 
 def pack_server(frame: t.ServerFrame) -> bytes:
@@ -45,7 +51,14 @@ def pack_server(frame: t.ServerFrame) -> bytes:
 
 def unpack_server(data: bytes) -> t.ServerFrame:
     """The verifier's frame of its bytes."""
-    return decode_server(pb.ServerFrame.FromString(data))
+    return decode_server(_parse(pb.ServerFrame, data))
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolViolation(f"the frame can't be parsed: {error}") from error
 
 
 # ------------------------------------------------------------------ client → verifier

@@ -20,6 +20,7 @@ from draftwire.errors import InvalidRequest
 PROTOCOL_VERSION = 1
 DEFAULT_ADDRESS = "127.0.0.1:7433"
 MAX_TOKEN_ID = 2**31 - 1
+MAX_COUNT = 2**32 - 1  # counts and positions travel as 32 bits
 SESSION_ID_BYTES = 16
 
 Tokens: TypeAlias = Sequence[int]
@@ -28,6 +29,14 @@ Tokens: TypeAlias = Sequence[int]
 def _require(condition: bool, message: str, remedy: str = "") -> None:
     if not condition:
         raise InvalidRequest(message, remedy=remedy)
+
+
+def _check_counts(value: object, what: str, *names: str, least: int = 0) -> None:
+    for name in names:
+        count = getattr(value, name)
+        _require(
+            least <= count <= MAX_COUNT, f"{what}{name} is {count}, not in [{least}, {MAX_COUNT}]"
+        )
 
 
 def check_tokens(tokens: Tokens, what: str) -> None:
@@ -105,7 +114,7 @@ class SamplingParams:
         _require(
             0 <= self.temperature <= 100, f"temperature is {self.temperature}, not in [0, 100]"
         )
-        _require(self.top_k >= 0, f"top_k is {self.top_k}, not ≥ 0", "0 keeps every token")
+        _check_counts(self, "", "top_k")
         _require(0 < self.top_p <= 1, f"top_p is {self.top_p}, not in (0, 1]")
         _require(0 <= self.min_p <= 1, f"min_p is {self.min_p}, not in [0, 1]")
         _require(0 <= self.seed < 2**64, f"seed is {self.seed}, not in [0, 2⁶⁴)")
@@ -130,8 +139,7 @@ class StopRules:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 0, f"max_tokens is {self.max_tokens}, not ≥ 0")
-        _require(self.min_tokens >= 0, f"min_tokens is {self.min_tokens}, not ≥ 0")
+        _check_counts(self, "", "max_tokens", "min_tokens")
         check_tokens(self.token_ids, "stop token ids")
         _require(all(self.strings), "a stop string is empty")
 
@@ -142,6 +150,13 @@ class Grammar:
 
     kind: str
     text: str
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind in ("json_schema", "regex", "lark"),
+            f"grammar kind {self.kind!r} is not known",
+            "use json_schema, regex or lark",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +169,7 @@ class History:
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, "history")
-        _require(self.prefix_length >= 0, "history prefix is negative")
+        _check_counts(self, "history ", "prefix_length")
         _require(
             len(self.prefix_hash) == (16 if self.prefix_length else 0),
             "history prefix hash must be 16 bytes with a prefix and empty without",
@@ -191,14 +206,13 @@ class Open:
         _require(
             len(self.session_id) == SESSION_ID_BYTES, f"session id is not {SESSION_ID_BYTES} bytes"
         )
-        _require(self.attempt >= 1, "attempt must be ≥ 1")
-        _require(self.generation >= 1, "generation must be ≥ 1")
+        _check_counts(self, "", "attempt", "generation", least=1)
         _require(
             1 <= self.start <= len(self.history),
             f"start is {self.start}, not in [1, {len(self.history)}]",
             "a prompt has at least one token, and the history holds all of it",
         )
-        _require(self.logprobs >= 0, "logprobs must be ≥ 0")
+        _check_counts(self, "", "logprobs", "protocol_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +241,8 @@ class Draft:
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, "draft")
-        _require(min(self.base, self.epoch, self.credit) >= 0, "draft holds a negative number")
+        check_tokens(self.parents, "draft parents")
+        _check_counts(self, "draft ", "base", "epoch", "credit")
 
     @property
     def end(self) -> int:
@@ -333,7 +348,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         check_tokens(self.next, "verdict")
-        _require(min(self.base, self.accepted) >= 0, "verdict holds a negative number")
+        _check_counts(self, "verdict ", "base", "accepted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
