@@ -66,7 +66,6 @@ identity: setup ## Compare split output with the target's own, token for token, 
 .PHONY: bench
 bench: $(BENCHES) ## Run every benchmark
 
-.PHONY: bench-%
 bench-%: setup ## Run one benchmark of bench/
 	python -m bench.$* $(ARGS)
 
