@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 from llama_cpp import llama_cpp
 
 from draftwire.testing.demo import demo_model_path
