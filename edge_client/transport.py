@@ -15,12 +15,15 @@ import grpc
 import grpc.aio
 
 from draftwire import codec
-from draftwire.errors import DraftwireError, LinkLost, from_wire
+from draftwire.errors import DraftwireError, InvalidRequest, LinkLost, PromptTooLong, from_wire
 from draftwire.types import ClientFrame, Draft, ModelCard, ServerFrame, Verdict
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
 
 MAX_FRAME_BYTES = 1 << 20
+
+_SEND_FAILED = "Internal error from Core"
+_STATUS_TIMEOUT_S = 1.0
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -60,7 +63,10 @@ class Link(Protocol):
     """One open stream."""
 
     async def send(self, frame: ClientFrame) -> None:
-        """Send a frame. Raises `LinkLost`, or the error with which the verifier ended it."""
+        """Send a frame. On a stream that has ended it is lost: `receive` says why it ended.
+
+        Raises `PromptTooLong` for a history that no frame can hold.
+        """
         ...
 
     async def receive(self) -> ServerFrame:
@@ -87,15 +93,19 @@ class Transport(Protocol):
 class GrpcTransport:
     """A connection to the verifier at `address` (`HOST:PORT`).
 
-    Belongs to the event loop it is first used on. `timeout_s` bounds unary calls.
+    Belongs to the event loop it is first used on. `timeout_s` bounds unary calls. Once closed it
+    is not used again.
     """
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
+        self._closed = False
 
     def _stub(self) -> rpc.VerifierAsyncStub:
+        if self._closed:
+            raise InvalidRequest("the connection is closed", remedy="make a new one")
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
         return rpc.VerifierStub(self._channel)
@@ -107,6 +117,8 @@ class GrpcTransport:
                 pb.DescribeModelRequest(), timeout=self._timeout_s, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._unreachable(f"no answer in {self._timeout_s} s") from error
             raise self._error(error) from error
         return codec.decode_card(card)
 
@@ -121,6 +133,7 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """Close the connection and all its streams."""
+        self._closed = True
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
@@ -131,14 +144,19 @@ class GrpcTransport:
         code = metadata.get("draftwire-code")
         message = error.details() or error.code().name
         if code is None and error.code() is grpc.StatusCode.UNAVAILABLE:
-            message = f"the verifier at {self.address} can't be reached: {message}"
-            remedy = b"check the address and that draftwire-verifier is running there"
+            return self._unreachable(message)
         return from_wire(
             error.code().name,
             str(code) if code is not None else None,
             message,
             remedy.decode() if isinstance(remedy, bytes) else str(remedy),
             str(metadata.get("draftwire-session", "")) or None,
+        )
+
+    def _unreachable(self, why: str) -> LinkLost:
+        return LinkLost(
+            f"the verifier at {self.address} can't be reached: {why}",
+            remedy="check the address and that draftwire-verifier is running there",
         )
 
 
@@ -152,31 +170,81 @@ class _GrpcLink:
         self._call = call
         self._count = count
         self._translate = translate
+        # Unlike `call.read()`, it still gives what came before the end when a frame could not be
+        # sent because of it.
+        self._messages = aiter(call)
+        self._status = status = asyncio.Event()
+        call.add_done_callback(lambda _: status.set())
 
     async def send(self, frame: ClientFrame) -> None:
         message = codec.encode_client(frame)
+        size = message.ByteSize()
+        if size > MAX_FRAME_BYTES:
+            raise PromptTooLong(
+                f"the history takes {size} bytes, a frame holds {MAX_FRAME_BYTES}",
+                remedy="shorten the prompt",
+            )
         try:
             await self._call.write(message)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
-        except asyncio.InvalidStateError as error:
-            # The stream has ended; how it ended is for `receive` to say.
-            raise LinkLost("the stream is closed") from error
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+        except asyncio.CancelledError:
+            if _being_cancelled():
+                raise
+            return
         if isinstance(frame, Draft):
-            self._count.drafts_up += message.ByteSize()
+            self._count.drafts_up += size
         else:
-            self._count.other_up += message.ByteSize()
+            self._count.other_up += size
 
     async def receive(self) -> ServerFrame:
         try:
-            message = await self._call.read()
+            message = await anext(self._messages)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
-        if message is grpc.aio.EOF:
-            raise LinkLost("the verifier ended the stream before the generation had finished")
+            raise await self._reason(error) from error
+        except StopAsyncIteration:
+            raise _ended_early() from None
+        except asyncio.CancelledError:
+            if _being_cancelled():
+                raise
+            raise LinkLost("the connection was closed") from None
         frame = codec.decode_server(message)
         if isinstance(frame, Verdict):
             self._count.verdicts_down += message.ByteSize()
         else:
             self._count.other_down += message.ByteSize()
         return frame
+
+    async def _reason(self, error: grpc.aio.AioRpcError) -> DraftwireError:
+        """Why the stream ended.
+
+        A frame that was being sent when it did fails first, and until the verifier's own word is
+        there gRPC tells of that.
+        """
+        if error.details() != _SEND_FAILED:
+            return self._translate(error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                while await self._call.details() == _SEND_FAILED:
+                    self._status.clear()
+                    await self._status.wait()
+        if await self._call.code() is grpc.StatusCode.OK:
+            return _ended_early()
+        return self._translate(
+            grpc.aio.AioRpcError(
+                await self._call.code(),
+                await self._call.initial_metadata(),
+                await self._call.trailing_metadata(),
+                details=await self._call.details(),
+            )
+        )
+
+
+def _ended_early() -> LinkLost:
+    return LinkLost("the verifier ended the stream before the generation had finished")
+
+
+def _being_cancelled() -> bool:
+    """Whether it is this task that is cancelled, or only the call it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -261,7 +261,6 @@ _BY_STATUS: dict[str, type[DraftwireError]] = {
     "RESOURCE_EXHAUSTED": ServerFull,
     "ABORTED": Superseded,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "INTERNAL": InternalError,
 }
 
 
@@ -271,7 +270,8 @@ def from_wire(
     """The error a peer reported.
 
     `code` decides where it is known; else the gRPC status name does, and a status that says
-    nothing of a request (UNAVAILABLE, CANCELLED, UNKNOWN and the like) is a lost link.
+    nothing of a request (UNAVAILABLE, CANCELLED, UNKNOWN and the like; INTERNAL, which without a
+    code is gRPC's own) is a lost link.
     """
     kind = BY_CODE.get(code or "") or _BY_STATUS.get(status, LinkLost)
     return kind(message, remedy=remedy, session_id=session_id)
