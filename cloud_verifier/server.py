@@ -116,6 +116,7 @@ class VerifierServer:
         try:
             port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
+            await self._server.stop(None)
             raise InvalidRequest(
                 f"can't listen on {self.address}",
                 remedy="it may be in use; give another --listen HOST:PORT",

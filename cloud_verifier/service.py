@@ -7,6 +7,7 @@ stream, and there is one hand-over to the compute thread per step. Knows nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -133,10 +134,10 @@ class VerifierService:
             # One more step, so that what the last one had to say has been said.
             self._quiet.clear()
             self._wake.set()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), grace_s)
-            except TimeoutError:
-                logger.warning("%d sessions are handed back unfinished", len(self.engine.active))
+        if left := len(self.engine.active):
+            logger.warning("%d sessions are handed back unfinished", left)
         for channel in self._channels.values():
             channel.put(
                 Draining(
