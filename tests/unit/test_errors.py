@@ -60,7 +60,7 @@ def test_a_status_without_a_code_of_ours_is_still_an_error_of_ours(status: str) 
     assert from_wire(status, "CODE_OF_A_LATER_VERSION", "what").code == error.code
 
 
-@pytest.mark.parametrize("status", ["UNAVAILABLE", "CANCELLED", "UNKNOWN"])
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL"])
 def test_a_status_that_says_nothing_of_the_request_is_a_lost_link(status: str) -> None:
     error = from_wire(status, None, "what")
     assert error.code == "LINK_LOST"
