@@ -1,6 +1,7 @@
-# The cloud side: torch and transformers, for the CPU unless told otherwise. From the root of a checkout:
+# The cloud side: torch and transformers. From the root of a checkout:
 #   docker build -f deploy/verifier.Dockerfile -t draftwire-verifier .
-#   docker build -f deploy/verifier.Dockerfile --build-arg TORCH_INDEX= ...    for CUDA
+# By default torch brings CUDA with it. With --build-arg TORCH_INDEX=URL, a package index that has
+# torch's CPU builds, the image is several GB smaller.
 
 FROM python:3.12-slim AS build
 RUN python -m venv /opt/draftwire
@@ -9,7 +10,7 @@ WORKDIR /src
 
 # The large part in a layer of its own.
 COPY constraints.txt ./
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 RUN pip install --no-compile -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 
 # The demo model, 93 MB, in /models. Build with --build-arg DEMO_MODEL= to leave it out.
