@@ -65,6 +65,11 @@ class Branch:
         return len(self.tail) - self.sent
 
     @property
+    def behind(self) -> int:
+        """Committed tokens that the drafter has not been given."""
+        return max(0, len(self.committed) - self.agreed)
+
+    @property
     def idle(self) -> bool:
         """Whether the verifier has nothing to do here, as far as the client knows (rule 21)."""
         return not self.sent and self.granted <= len(self.committed)
@@ -98,8 +103,9 @@ class Branch:
         (rule 21).
         """
         credit = min(max(1, plan.credit), limits.max_credit)
-        if plan.window == 0:
-            self.drop_unsent()
+        if plan.chunk == 0:
+            if plan.window == 0:
+                self.drop_unsent()
             left = self.granted - len(self.committed) - self.sent
             return self.take(0, credit) if left <= credit // 2 else None
         if self.sent and not plan.pipelined:

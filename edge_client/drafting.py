@@ -19,13 +19,15 @@ logger = logging.getLogger(__name__)
 class Drafted:
     """The drafter's answer to a question asked at `position`, after `forks` turns of the text.
 
-    `fed` tokens were fed for it, in `seconds`. No proposal: the drafter failed.
+    `fed` tokens were fed for it, in `seconds`; the `first` of a generation read the prompt. No
+    proposal: the drafter failed.
     """
 
     position: int
     forks: int
     fed: int
     seconds: float
+    first: bool
     proposal: Proposal | None
 
 
@@ -91,8 +93,9 @@ class DraftWorker:
     ) -> None:
         started = self._clock()
         proposal = None
+        first = not self._begun
         try:
-            if not self._begun:
+            if first:
                 keep = await drafter.begin(self._sampling, tokens)
                 del tokens[:keep]
                 self._begun = True
@@ -100,4 +103,4 @@ class DraftWorker:
         except Exception:  # whatever the device can't do, the cloud can
             logger.exception("drafting failed; the cloud goes on alone")
         seconds = self._clock() - started
-        self._post(Drafted(position, forks, len(tokens), seconds, proposal))
+        self._post(Drafted(position, forks, len(tokens), seconds, first, proposal))

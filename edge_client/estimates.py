@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Smoothed:
-    """Exponentially smoothed value and mean deviation, as TCP smooths its round trip (RFC 6298)."""
+    """Exponentially smoothed value and mean deviation, as TCP smooths its round trip (RFC 6298).
+
+    Only that the first samples weigh as in a plain mean: with the first alone, which is often a
+    slow one, TCP would start from it and take many to forget it.
+    """
 
     gain: float = 0.125
     value: float = 0.0
@@ -16,11 +20,14 @@ class Smoothed:
     count: int = 0
 
     def add(self, sample: float) -> None:
-        """Take a sample in. The first ones weigh as in a plain mean."""
+        """Take a sample in."""
         self.count += 1
+        if self.count == 1:
+            self.value, self.deviation = sample, sample / 2
+            return
         gain = max(self.gain, 1 / self.count)
         error = sample - self.value
-        self.deviation += (2 * gain if self.count > 1 else 0.0) * (abs(error) - self.deviation)
+        self.deviation += 2 * gain * (abs(error) - self.deviation)
         self.value += gain * error
 
 
@@ -56,11 +63,6 @@ class PassTime:
         self._cov = self.forget * self._cov + share * row_error * time_error
 
     @property
-    def known(self) -> bool:
-        """Whether a pass of more than one row was seen."""
-        return self._weight > 0
-
-    @property
     def each(self) -> float:
         """Seconds one more row costs."""
         level = self._rows or 1.0  # rows² of pull toward a level line
@@ -68,7 +70,9 @@ class PassTime:
 
     @property
     def fixed(self) -> float:
-        """Seconds of a pass apart from its rows."""
+        """Seconds of a pass apart from its rows; as long as `single` while no other was seen."""
+        if not self._weight:
+            return self.single.value
         return max(0.0, self._seconds - self.each * self._rows)
 
 
@@ -80,34 +84,48 @@ class Acceptance:
 
     A confidence says little by itself: a small model can be sure and wrong, and an equal one
     unsure and right. So confidences are sorted into bins and each bin learns its own rate, from
-    the overall one, with exponential forgetting.
+    the overall one, which begins at `prior`; both weigh `weight` drafts for good, so that a run
+    of luck promises nothing. Evidence ages with the text, drafted or not: what held a page ago
+    says little of what holds here.
     """
 
-    def __init__(self, prior: float = 0.8, weight: float = 4.0, forget: float = 0.98) -> None:
-        self._forget = forget
+    def __init__(self, prior: float = 0.8, weight: float = 2.0, forget: float = 0.985) -> None:
+        self._prior = prior
         self._weight = weight
-        self._held = prior * weight
-        self._judged = weight
-        self._bins = [[0.0, 0.0] for _ in range(len(_EDGES) + 1)]  # held, judged
+        self._forget = forget
+        self._bins = [_Counts() for _ in range(len(_EDGES) + 1)]
+        self._all = _Counts()
 
-    def add(self, outcomes: Iterable[tuple[float, bool]]) -> None:
-        """Take drafts in: confidence, and whether the target agreed."""
+    def add(self, outcomes: Sequence[tuple[float, bool]], tokens: int) -> None:
+        """The text grew by `tokens`; drafts were judged: confidence, and whether one held."""
+        age = self._forget**tokens
+        for counts in (self._all, *self._bins):
+            counts.held *= age
+            counts.judged *= age
         for confidence, held in outcomes:
-            self._held = self._held * self._forget + held
-            self._judged = self._judged * self._forget + 1
-            counts = self._bins[_bin(confidence)]
-            counts[0] = counts[0] * self._forget + held
-            counts[1] = counts[1] * self._forget + 1
+            for counts in (self._all, self._bins[_bin(confidence)]):
+                counts.held += held
+                counts.judged += 1
 
     @property
     def rate(self) -> float:
         """α: the chance that the next draft holds, nothing else known."""
-        return self._held / self._judged
+        return self._all.share(self._prior, self._weight)
 
     def of(self, confidence: float) -> float:
         """The chance that a draft of this confidence holds."""
-        held, judged = self._bins[_bin(confidence)]
-        return (held + self._weight * self.rate) / (judged + self._weight)
+        return self._bins[_bin(confidence)].share(self.rate, self._weight)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Drafts judged and those that held, older ones counting less."""
+
+    held: float = 0.0
+    judged: float = 0.0
+
+    def share(self, prior: float, weight: float) -> float:
+        return (self.held + weight * prior) / (self.judged + weight)
 
 
 def _bin(confidence: float) -> int:

@@ -13,9 +13,10 @@ from draftwire.errors import InvalidRequest
 class Plan:
     """How to go on, until the next event.
 
-    Up to `window` drafted tokens may be unjudged (0: the cloud decodes alone), sent `chunk` at
-    a time with `credit` tokens beyond them. With `pipelined` the device drafts on while
-    verdicts are out, else it waits for each.
+    Up to `window` drafted tokens may be unjudged, sent `chunk` at a time with `credit` tokens
+    beyond them. With `pipelined` the device drafts on while verdicts are out, else it waits for
+    each. With `chunk` 0 the cloud decodes alone: drafts, if any, are not sent but compared with
+    what it streams.
     """
 
     window: int
@@ -37,24 +38,36 @@ class Plan:
         """The cloud decodes and streams; the device grants credit and listens."""
         return cls(window=0, chunk=0, credit=credit)
 
+    @classmethod
+    def shadow(cls, window: int, credit: int = 32) -> Plan:
+        """As `cloud_alone`, but the device drafts along: to catch up, or to see how it would do."""
+        return cls(window=window, chunk=0, credit=credit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a controller may look at: the drafts in hand and how much text is still to come."""
+    """What a controller may look at.
+
+    The drafts in hand, how many of them are sent, how many tokens the text can still grow beyond
+    them, and how many committed tokens the drafter has yet to read before it can draft.
+    """
 
     confidences: Sequence[float]
     sent: int
     remaining: int
+    behind: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What a verdict taught. Times in seconds; `rtt_s` only where it could be told apart.
 
-    `outcomes` are the drafts that were judged: confidence, and whether the target agreed.
+    `sent` drafts were with the verifier. `outcomes` are the drafts that were judged, sent or
+    not: confidence, and whether the target agreed.
     """
 
     committed: int
+    sent: int
     outcomes: Sequence[tuple[float, bool]]
     rtt_s: float | None
     queue_s: float
@@ -70,7 +83,10 @@ class Controller(Protocol):
         ...
 
     def drafted(self, seconds: float, fed: int) -> None:
-        """A token was drafted, after `fed` tokens were fed to the draft model."""
+        """A token was drafted, after `fed` tokens were fed to the draft model.
+
+        Not told of the first one of a generation, which takes as long as the prompt.
+        """
         ...
 
     def judged(self, outcome: Round) -> None:

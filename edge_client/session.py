@@ -181,7 +181,7 @@ class Generation:
         receiving = asyncio.create_task(self._receive(link, self._events))
         try:
             while self.finished is None:
-                plan = self._controller.plan(self._view())
+                plan = self._plan()
                 if frame := self._due(plan):
                     await link.send(frame)
                 if self._may_draft(plan):
@@ -205,10 +205,18 @@ class Generation:
         finally:
             receiving.cancel()
 
-    def _view(self) -> View:
+    def _plan(self) -> Plan:
+        """The controller's plan; where the drafter has no more to say, the cloud goes on alone."""
         branch = self._branch
-        return View(
-            confidences=branch.confidences, sent=branch.sent, remaining=self._reach - branch.end
+        if not branch.tail and branch.end >= self._worker.max_context:
+            return Plan.cloud_alone()
+        return self._controller.plan(
+            View(
+                confidences=branch.confidences,
+                sent=branch.sent,
+                remaining=self._reach - branch.end,
+                behind=branch.behind,
+            )
         )
 
     def _due(self, plan: Plan) -> Draft | None:
@@ -262,10 +270,12 @@ class Generation:
 
     def _take_draft(self, drafted: Drafted) -> None:
         self._worker.take(drafted, self._branch)
-        self._controller.drafted(drafted.seconds, drafted.fed)
+        if drafted.proposal is not None and not drafted.first:
+            self._controller.drafted(drafted.seconds, drafted.fed)
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
+        sent = branch.sent
         commits = branch.apply(verdict)
         outcomes, branch.outcomes = branch.outcomes, []
         self.outcomes += outcomes
@@ -281,6 +291,7 @@ class Generation:
         self._controller.judged(
             Round(
                 committed=len(commits),
+                sent=sent,
                 outcomes=outcomes,
                 rtt_s=rtt_s,
                 queue_s=queue_s,
@@ -343,7 +354,7 @@ class Generation:
                 expected_target=session.target,
             )
         )
-        plan = self._controller.plan(self._view())
+        plan = self._plan()
         if plan.window and not branch.tail:
             self._asked_at = session.clock()
             await link.send(branch.take(0, min(max(1, plan.credit), session.limits.max_credit)))

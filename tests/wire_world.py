@@ -11,17 +11,25 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+from wire_referee import RefereedTransport
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine, EngineConfig
 from cloud_verifier.service import Step, VerifierService
 from cloud_verifier.sessions import Stream
 from cloud_verifier.table_target import TableTarget
-from draftwire.errors import SessionGone
+from draftwire.errors import DraftwireError, LinkLost, SessionGone
 from draftwire.noise import gumbel_at
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryFaults, MemoryTransport
+from draftwire.testing.memory import MemoryFaults
 from draftwire.testing.table import TableModel
-from draftwire.types import FinishReason, SamplingParams, ServingLimits, StopRules
+from draftwire.types import (
+    Finished,
+    FinishReason,
+    SamplingParams,
+    ServerFrame,
+    ServingLimits,
+    StopRules,
+)
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Plan, Round, View
 from edge_client.retry import RetryPolicy
@@ -40,10 +48,12 @@ class RestlessController:
 
     def _random_plan(self) -> Plan:
         rng = self._rng
-        kind = rng.choice(["wait", "pipe", "pipe", "cloud", "wait"])
+        kind = rng.choice(["wait", "pipe", "pipe", "cloud", "wait", "shadow"])
         credit = rng.choice([1, 1, 1, 2, 5, 20])
         if kind == "cloud":
             return Plan.cloud_alone(credit)
+        if kind == "shadow":
+            return Plan.shadow(rng.choice([1, 4]), credit)
         if kind == "wait":
             return Plan.waiting(rng.choice([1, 3, 8]), credit)
         window = rng.choice([1, 2, 5, 12, 40])
@@ -87,8 +97,10 @@ class World:
             jitter_s=rng.choice([0.0, 0.003, 0.03]),
             cut_probability=rng.choice([0.0, 0.5, 0.95]),
             cut_after_s=rng.choice([0.02, 0.08, 0.3]),
+            straggle_probability=rng.choice([0.0, 0.0, 0.1]),
         )
-        self.transports: list[MemoryTransport] = []
+        self.dies_at_the_end = rng.choice([0.0, 0.0, 0.3])
+        self.transports: list[RefereedTransport] = []
         self.engine: Engine
         self.service: VerifierService
 
@@ -109,7 +121,19 @@ class World:
         departures = step(arrivals)
         fixed, per_row = self.pass_s
         await asyncio.sleep(fixed + per_row * len(departures))
-        return departures
+        return [(stream, self.last_word(stream, item)) for stream, item in departures]
+
+    def last_word(
+        self, stream: Stream, item: ServerFrame | DraftwireError
+    ) -> ServerFrame | DraftwireError:
+        """What reaches the stream: a verifier may die between its last verdict and the end."""
+        if not isinstance(item, Finished) or self.rng.random() >= self.dies_at_the_end:
+            return item
+        session = stream.session
+        assert session is not None
+        if self.engine.idle.pop(session.id, None) is not None:
+            self.engine.pool.release(session.kv)
+        return LinkLost("the verifier died")
 
     async def halt(self) -> None:
         self.running.cancel()
@@ -154,7 +178,7 @@ class World:
 
     async def client(self, seed: int) -> None:
         rng = random.Random(seed)
-        transport = MemoryTransport(
+        transport = RefereedTransport(
             self.service.decode, self.engine.card, self.faults, seed=rng.getrandbits(32)
         )
         self.transports.append(transport)
@@ -182,6 +206,18 @@ class World:
             return
         sampling = SamplingParams(temperature=rng.choice([0.0, 0.0, 0.9]), seed=rng.getrandbits(64))
         stop = StopRules(max_tokens=rng.choice([1, 2, 7, 30, 60]))
+        reason = await self.say(session, rng, prompt, sampling, stop)
+        if reason is FinishReason.CANCELLED and rng.random() < 0.5:
+            await self.say(session, rng, prompt, sampling, stop)  # the same once more
+
+    async def say(
+        self,
+        session: Session,
+        rng: random.Random,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: StopRules,
+    ) -> FinishReason:
         generation = session.generate(prompt, RestlessController(rng), sampling=sampling, stop=stop)
         cancelled = rng.random() < 0.2
         if cancelled:
@@ -205,6 +241,7 @@ class World:
         assert text[: len(heard)] == heard
         assert leave_after is not None or heard == text
         assert finished.length == len(session.tokens)
+        return finished.reason
 
     def reference(
         self, prompt: list[int], sampling: SamplingParams, stop: StopRules
@@ -243,6 +280,7 @@ class World:
             await asyncio.wait(clients)
             for transport in self.transports:
                 await transport.close()
+        assert not [rule for transport in self.transports for rule in transport.broken_rules]
         await self.settle()
         await self.halt()
 
