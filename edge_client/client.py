@@ -158,6 +158,7 @@ class AsyncEdgeClient:
             self._free.put_nowait(drafter)
         self._retry = retry
         self._card: ModelCard | None = None
+        self._adaptive = AdaptiveController()  # what one generation measured serves the next
 
     @classmethod
     def from_gguf(
@@ -283,7 +284,7 @@ class AsyncEdgeClient:
 
     def _controller(self, num_draft_tokens: int | None) -> Controller:
         if num_draft_tokens is None:
-            return AdaptiveController()
+            return self._adaptive
         if num_draft_tokens < 0:
             raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
         if num_draft_tokens == 0:
