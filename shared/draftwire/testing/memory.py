@@ -27,7 +27,8 @@ class MemoryFaults:
     """Delays of a link, one way, and how often it is cut: seconds and probabilities.
 
     A cut link loses what is under way, sometimes later in one direction than in the other; the
-    client notices, the verifier only sometimes.
+    client notices, the verifier only sometimes. A link that straggles is given up by the client
+    while all it sends is still on its way, for up to `late_s`.
     """
 
     delay_s: float = 0.0
@@ -35,13 +36,16 @@ class MemoryFaults:
     cut_probability: float = 0.0
     cut_after_s: float = 0.1
     noticed_within_s: float = 0.02
+    straggle_probability: float = 0.0
+    late_s: float = 0.2
 
 
 class _Direction:
     """Frames in order, each due after delay and jitter; those due after the death are lost."""
 
-    def __init__(self, faults: MemoryFaults, rng: random.Random) -> None:
-        self._faults = faults
+    def __init__(self, faults: MemoryFaults, rng: random.Random, late_s: float = 0.0) -> None:
+        self._delay_s = faults.delay_s + late_s
+        self._jitter_s = faults.jitter_s
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._last = 0.0
@@ -49,8 +53,8 @@ class _Direction:
         self.queue: asyncio.Queue[bytes | DraftwireError | None] = asyncio.Queue()
 
     def put(self, item: bytes | DraftwireError | None) -> None:
-        jitter = self._rng.random() * self._faults.jitter_s
-        self._last = max(self._last, self._loop.time() + self._faults.delay_s + jitter)
+        jitter = self._rng.random() * self._jitter_s
+        self._last = max(self._last, self._loop.time() + self._delay_s + jitter)
         if self._last <= self.dead_at:
             self._loop.call_at(self._last, self._deliver, item)
 
@@ -63,13 +67,18 @@ class MemoryLink:
     """One stream in memory, in the shape of a client's link."""
 
     def __init__(self, decode: Decode, faults: MemoryFaults, rng: random.Random) -> None:
-        self._up = _Direction(faults, rng)
+        straggles = rng.random() < faults.straggle_probability
+        self._up = _Direction(faults, rng, rng.random() * faults.late_s if straggles else 0.0)
         self._down = _Direction(faults, rng)
         self._faults = faults
         self._rng = rng
         self._server = asyncio.create_task(self._serve(decode))
         self._cut_timer: asyncio.TimerHandle | None = None
-        if rng.random() < faults.cut_probability:
+        if straggles:
+            asyncio.get_running_loop().call_later(
+                rng.random() * faults.noticed_within_s, self._give_up
+            )
+        elif rng.random() < faults.cut_probability:
             self._cut_timer = asyncio.get_running_loop().call_later(
                 rng.expovariate(1 / faults.cut_after_s), self.cut
             )
@@ -95,6 +104,11 @@ class MemoryLink:
         loop.call_later(rng.random() * within, self._down.queue.put_nowait, lost)
         if rng.random() < 0.6:
             loop.call_later(rng.random() * 3 * within, self._up.queue.put_nowait, lost)
+
+    def _give_up(self) -> None:
+        """The client thinks that the link is dead, while the verifier hears it yet."""
+        self._down.dead_at = asyncio.get_running_loop().time()
+        self._down.queue.put_nowait(LinkLost("the link was given up"))
 
     async def close(self) -> None:
         """The client leaves. A verifier that can still hear it learns so after the delay."""
