@@ -265,6 +265,32 @@ def test_turning_to_the_cloud_keeps_what_is_sent_and_drops_the_rest() -> None:
     assert ours.tail == [10, 11]
 
 
+@pytest.mark.parametrize("drafted", [(), (10, 11, 12)])
+def test_in_the_clouds_shadow_drafts_are_kept_and_not_sent(drafted: Tokens) -> None:
+    ours = branch(*drafted)
+    assert ours.due(Plan.shadow(4, credit=8), LIMITS, more=True) == Draft(base=3, epoch=0, credit=8)
+    assert ours.tail == list(drafted)
+    assert ours.due(Plan.shadow(4, credit=8), LIMITS, more=True) is None
+
+
+def test_in_the_clouds_shadow_drafts_are_compared_with_what_it_streams() -> None:
+    ours = branch(10, 11, 12)
+    ours.due(Plan.shadow(4, credit=8), LIMITS, more=True)
+    ours.apply(verdict(3, 0, 10))
+    ours.apply(verdict(4, 0, 50))
+    assert ours.outcomes == [(0.10, True), (0.11, False)]
+    assert (ours.epoch, ours.granted) == (0, 11)  # nothing that was sent is dead
+
+
+def test_the_drafter_is_behind_by_the_committed_tokens_it_has_not_read() -> None:
+    ours = branch(10, sent=1)
+    assert ours.behind == 0
+    ours.apply(verdict(3, 1, 50, 51))
+    assert ours.behind == 2
+    ours.push(12, 0.5)
+    assert ours.behind == 0
+
+
 def test_limits_of_the_verifier_bound_what_is_sent_and_granted() -> None:
     ours = branch(*range(10, 20))
     wide = Plan(window=20, chunk=20, credit=99, pipelined=True)
