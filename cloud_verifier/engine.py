@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from cloud_verifier.admission import check_draft, check_open
 from cloud_verifier.kv_cache import BlockPool
-from cloud_verifier.scheduler import Share, schedule
+from cloud_verifier.observer import Deaf, Observer
+from cloud_verifier.scheduler import ChunkSize, Share, schedule
 from cloud_verifier.sessions import Session, Stream
 from cloud_verifier.target import Judgement, Row, TargetModel
 from draftwire.errors import (
@@ -66,8 +67,9 @@ class EngineConfig:
 class Engine:
     """Sessions, their KV and the target. Used from one thread at a time.
 
-    A session is *active* while it has a stream and an unfinished generation: its KV is promised
-    to it. Else it is *idle*: its KV is a cache, and goes when others need it.
+    A session is *active* while it has a stream and an unfinished generation. Else it is *idle*: it
+    keeps its tokens for a while, and its KV blocks only stay cached until others need them. When
+    blocks run short, the session admitted last gives up its own and computes them again later.
     """
 
     def __init__(
@@ -75,14 +77,18 @@ class Engine:
         target: TargetModel,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         self.target = target
         self.config = config or EngineConfig()
+        self.observer = observer or Deaf()
         self.card = target.card
         self.pool = BlockPool(target.num_blocks, target.block_size)
         self.active: dict[bytes, Session] = {}
         self.idle: dict[bytes, Session] = {}  # longest idle first
         self.draining = False
+        self._stalled = False  # sessions are ready, but all blocks are others'
+        self._chunk = ChunkSize(largest=self.config.max_batch_tokens)
         self._clock = clock
         self._departures: list[Departure] = []
 
@@ -94,11 +100,7 @@ class Engine:
         for arrival in arrivals:
             self._apply(arrival)
         self._expire()
-        shares = schedule(
-            (session for session in self.active.values() if session.ready),
-            budget=self.config.max_batch_tokens,
-            max_rows=self.card.limits.max_rows,
-        )
+        shares = self._schedule()
         started = self._clock()
         if judgements := self._run(shares):
             self._commit(shares, judgements, started)
@@ -108,14 +110,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would run a pass without new frames."""
-        return any(session.ready for session in self.active.values())
+        return not self._stalled and any(session.ready for session in self.active.values())
 
     @property
     def next_expiry(self) -> float | None:
-        """When the longest idle session is dropped, seconds of the clock; None without any."""
-        for session in self.idle.values():
-            return session.queued_at + self.config.session_ttl_s
-        return None
+        """When the longest idle session or cached block goes, seconds of the clock, if any does."""
+        since = [session.queued_at for session in self.idle.values()][:1]
+        if self.pool.oldest is not None:
+            since.append(self.pool.oldest)
+        return min(since) + self.config.session_ttl_s if since else None
 
     # ------------------------------------------------------------------ apply
 
@@ -162,9 +165,20 @@ class Engine:
                 f"{len(self.active)} generations are in flight, the most that are served at once",
                 remedy="try again later, or serve with more --max-sessions",
             )
-        self.pool.reserve(session.kv, session.reach_of(opening))
+        if (blocks := self.pool.blocks_for(session.reach_of(opening))) > self.pool.num_blocks:
+            raise ServerFull(
+                f"the text can come to need {blocks} KV blocks, all there are is "
+                f"{self.pool.num_blocks}",
+                remedy="ask for fewer max_tokens, or serve with more --kv-tokens",
+            )
         fenced = session.stream
-        frames = session.open(opening, history, stream)
+        resumed = session.generation == opening.generation
+        self.pool.release(session.kv, at)  # what still fits is found again by its content
+        session.open(opening, history, stream)
+        self.pool.adopt(session.kv, session.tokens)
+        if not resumed:
+            session.cached = min(session.kv.length, session.start)
+        self.observer.opened(session.start, session.kv.length, resumed=resumed)
         if fenced is not None:
             later = Superseded(
                 "a later stream opened this session",
@@ -177,15 +191,15 @@ class Engine:
         self.idle.pop(session.id, None)
         self.active[session.id] = session
         session.queued_at = session.waiting_since = at
-        self._tell(session, frames)
+        self._tell(session, session.greeting(len(history)))
 
     def _detach(self, session: Session) -> None:
         session.detach()
         self._park(session)
 
     def _park(self, session: Session) -> None:
-        """Active no more: its KV may go when others need it."""
-        self.pool.unreserve(session.kv)
+        """Active no more: its blocks stay cached until others need them."""
+        self.pool.release(session.kv, self._clock())
         if self.active.pop(session.id, None) is not None:
             session.queued_at = self._clock()
             self.idle[session.id] = session
@@ -196,8 +210,62 @@ class Engine:
             expired = session.queued_at + self.config.session_ttl_s <= self._clock()
             if not expired and len(self.idle) <= self.config.max_retained:
                 break
-            self.pool.release(session.kv)
             del self.idle[session.id]
+        self.pool.expire(self._clock() - self.config.session_ttl_s)
+
+    # ------------------------------------------------------------------ schedule
+
+    def _schedule(self) -> list[Share]:
+        """What the next pass computes, with blocks for all of it."""
+        ready = [session for session in self.active.values() if session.ready]
+        for session in ready:
+            if not session.kv.blocks:  # preempted: part of it may still be cached
+                self.pool.adopt(session.kv, session.tokens)
+        budget = self.config.max_batch_tokens
+        alone = len(self.active) == 1
+        shares = schedule(
+            ready,
+            budget=budget,
+            chunk=budget if alone else self._chunk.size,
+            max_rows=self.card.limits.max_rows,
+        )
+        granted = self._grant(shares)
+        self._stalled = bool(ready) and not granted
+        return granted
+
+    def _grant(self, shares: Sequence[Share]) -> list[Share]:
+        """The shares that get blocks, those of sessions admitted first before others.
+
+        When blocks run short, sessions that wait for their device give up theirs, then the ones
+        admitted later. The first one admitted is never held up, so that all go on.
+        """
+        place = {session_id: place for place, session_id in enumerate(self.active)}
+        granted: list[Share] = []
+        lost: set[bytes] = set()
+        for share in sorted(shares, key=lambda share: place[share.session.id]):
+            session = share.session
+            if session.id in lost:
+                continue
+            while not self.pool.grow(session.kv, share.end):
+                victim = self._victim(session)
+                if victim is None:
+                    break
+                lost.add(victim.id)
+                self.pool.release(victim.kv, self._clock())
+                self.observer.preempted()
+            else:
+                granted.append(share)
+        return granted
+
+    def _victim(self, session: Session) -> Session | None:
+        """Who gives up its blocks for `session`."""
+        others = [other for other in self.active.values() if other.kv.blocks]
+        waiting = [other for other in others if not other.ready]
+        if waiting:
+            return min(waiting, key=lambda other: other.queued_at)
+        place = list(self.active.values()).index
+        last = max(others, key=place, default=session)
+        return last if place(last) > place(session) else None
 
     # ------------------------------------------------------------------ run and commit
 
@@ -212,13 +280,11 @@ class Engine:
             for share in shares:
                 if share.session.stream is not None:
                     self._fail(share.session.stream, InternalError(f"the pass failed: {error}"))
-                self.pool.release(share.session.kv)
             return []
 
     def _row(self, share: Share) -> Row:
         session = share.session
         table = session.kv
-        self.pool.grow(table, share.end, evictable=(idle.kv for idle in self.idle.values()))
         owed = session.tokens[table.length : table.length + share.owed]
         return Row(
             tokens=owed + session.pending[: share.drafts],
@@ -236,20 +302,29 @@ class Engine:
         started: float,
     ) -> None:
         ended = self._clock()
-        rows = sum(share.owed + share.drafts for share in shares)
+        tokens = sum(share.tokens for share in shares)
+        prompts = sum(share.owed for share in shares if share.owed > self.card.limits.max_rows)
+        if any(share.owed <= self.card.limits.max_rows for share in shares):
+            self._chunk.ran(prompts, ended - started)
+        self.observer.passed(ended - started, tokens, len(shares))
         for share, judgement in zip(shares, judgements, strict=True):
             session = share.session
             session.queued_at = ended
             if judgement is None:
                 session.kv.length += share.owed
+                self.pool.publish(session.kv, session.tokens)
                 continue
+            queue_s = max(0.0, started - session.waiting_since)
             timing = Timing(
-                queue_us=max(0, round((started - session.waiting_since) * 1e6)),
+                queue_us=round(queue_s * 1e6),
                 pass_us=round((ended - started) * 1e6),
-                pass_rows=rows,
+                pass_rows=tokens,
             )
             session.waiting_since = ended
-            self._tell(session, session.commit(share.drafts, judgement, timing))
+            frames = session.commit(share.drafts, judgement, timing)
+            self.pool.publish(session.kv, session.tokens)
+            self.observer.judged(share.drafts, judgement.accepted, 1, queue_s)
+            self._tell(session, frames)
 
     # ------------------------------------------------------------------ tell
 

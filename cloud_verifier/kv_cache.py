@@ -1,95 +1,147 @@
-"""Who holds which KV block.
+"""Who holds which KV block, and what the blocks that nobody holds still contain.
 
-A pool of equal blocks; a `BlockTable` per session. Memory is promised before it is used: a
-session in flight has reserved every block it can come to need, so that a pass never fails for
-want of one. Blocks of sessions that only wait for their next turn are not reserved; they are
-taken back when the pool runs dry.
+A pool of equal blocks; a `BlockTable` per session. A full block of committed tokens has a key, a
+hash over all tokens up to its end: blocks with the same key have the same content, so that
+sessions share them, and a session that comes back finds what it left. Blocks are written by one
+holder only: what is shared is full, and whoever needs to write into it recomputes it instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from array import array
 
-from draftwire.errors import InternalError, ServerFull
+from draftwire.types import Tokens
 
 
 class BlockTable:
     """The blocks of one session: position t is in `blocks[t // block_size]`.
 
-    `length` leading positions hold the KV of committed tokens. Rolling back lowers it.
+    `length` leading positions hold the KV of committed tokens; rolling back lowers it. `keys`
+    are those of the leading full blocks. `salt` keeps apart what must not be shared.
     """
 
-    __slots__ = ("blocks", "length", "reserved")
+    __slots__ = ("blocks", "keys", "length", "salt")
 
-    def __init__(self) -> None:
+    def __init__(self, salt: str = "") -> None:
         self.blocks: list[int] = []
+        self.keys: list[bytes] = []
         self.length = 0
-        self.reserved = 0
+        self.salt = salt.encode()
 
 
 class BlockPool:
-    """All blocks of a target.
+    """All blocks of a target: free, held by tables, or cached (held by none, content known).
 
-    Invariants: reserved ≤ num_blocks; free + held = num_blocks; a table with a promise holds no
-    more than was promised, so that every promise can be kept by evicting those without.
+    Invariant: free + cached + held = num_blocks. `hit_tokens` of `asked_tokens` prompt tokens
+    were found in cached or shared blocks; `evictions` counts cached blocks that were given away.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.reserved = 0
+        self.hit_tokens = self.asked_tokens = self.evictions = 0
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._holders = [0] * num_blocks
+        self._cached: dict[int, float] = {}  # block: since when; longest cached first
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that no table holds."""
+        """Blocks without content."""
         return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks held by no session whose content may be found again."""
+        return len(self._cached)
+
+    @property
+    def held(self) -> int:
+        """Blocks held by sessions."""
+        return self.num_blocks - self.free - self.cached
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that `positions` positions take."""
         return -(-positions // self.block_size)
 
-    def reserve(self, table: BlockTable, positions: int) -> None:
-        """Promise `table` the blocks for `positions` positions in all; what it holds beyond goes.
+    def adopt(self, table: BlockTable, tokens: Tokens) -> None:
+        """Give an empty table the blocks that hold the beginning of `tokens`.
 
-        Raises `ServerFull` if what is already promised to others leaves too few.
+        The last token is never among them: a pass needs one to compute.
         """
-        wanted = self.blocks_for(positions)
-        others = self.reserved - table.reserved
-        if others + wanted > self.num_blocks:
-            raise ServerFull(
-                f"KV memory is full: {wanted} blocks wanted, {self.num_blocks - others} of "
-                f"{self.num_blocks} not promised to others",
-                remedy="try again when other sessions have finished, ask for fewer max_tokens, "
-                "or serve with more --kv-tokens",
-            )
-        self.reserved = others + wanted
-        table.reserved = wanted
-        self._free.extend(reversed(table.blocks[wanted:]))
-        del table.blocks[wanted:]
-        table.length = min(table.length, wanted * self.block_size)
-
-    def unreserve(self, table: BlockTable) -> None:
-        """Take the promise back; the blocks held stay until they are released."""
-        self.reserved -= table.reserved
-        table.reserved = 0
-
-    def grow(self, table: BlockTable, positions: int, evictable: Iterable[BlockTable]) -> None:
-        """Give `table` blocks for `positions` positions, taking from `evictable` in order."""
-        missing = self.blocks_for(positions) - len(table.blocks)
-        if missing <= 0:
-            return
-        for victim in evictable:
-            if len(self._free) >= missing:
+        size, key = self.block_size, table.salt
+        for at in range(0, (len(tokens) - 1) // size * size, size):
+            key = _key(key, tokens[at : at + size])
+            block = self._block_of.get(key)
+            if block is None:
                 break
-            self.release(victim)
-        if len(self._free) < missing:
-            raise InternalError("a session outgrew the KV blocks promised to it")
-        table.blocks.extend(self._free.pop() for _ in range(missing))
+            self._cached.pop(block, None)
+            self._holders[block] += 1
+            table.blocks.append(block)
+            table.keys.append(key)
+        table.length = len(table.blocks) * size
+        self.hit_tokens += table.length
+        self.asked_tokens += len(tokens)
 
-    def release(self, table: BlockTable) -> None:
-        """Take back the blocks and the promise."""
-        self.unreserve(table)
-        self._free.extend(reversed(table.blocks))
+    def grow(self, table: BlockTable, positions: int) -> bool:
+        """Give `table` blocks for `positions` positions; False, and nothing, if there are too few.
+
+        Takes free blocks, then those cached longest.
+        """
+        missing = self.blocks_for(positions) - len(table.blocks)
+        if missing > self.free + self.cached:
+            return False
+        for _ in range(missing):
+            block = self._free.pop() if self._free else self._evict()
+            self._holders[block] = 1
+            table.blocks.append(block)
+        return True
+
+    def publish(self, table: BlockTable, tokens: Tokens) -> None:
+        """Key the blocks that committed tokens have filled since the last time."""
+        size = self.block_size
+        for index in range(len(table.keys), table.length // size):
+            parent = table.keys[-1] if table.keys else table.salt
+            key = _key(parent, tokens[index * size : (index + 1) * size])
+            table.keys.append(key)
+            if key not in self._block_of:
+                self._block_of[key] = table.blocks[index]
+                self._key_of[table.blocks[index]] = key
+
+    def release(self, table: BlockTable, now: float = 0.0) -> None:
+        """Take back all blocks; what has a key stays cached, from time `now` on."""
+        for block in reversed(table.blocks):  # the end of a text goes before its beginning
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if block in self._key_of:
+                self._cached[block] = now
+            else:
+                self._free.append(block)
         table.blocks.clear()
+        table.keys.clear()
         table.length = 0
+
+    def expire(self, before: float) -> None:
+        """Free the blocks cached since before that time."""
+        while self._cached and next(iter(self._cached.values())) < before:
+            self._free.append(self._evict())
+
+    @property
+    def oldest(self) -> float | None:
+        """Since when the block cached longest has been; None if none is."""
+        return next(iter(self._cached.values()), None)
+
+    def _evict(self) -> int:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        del self._block_of[self._key_of.pop(block)]
+        self.evictions += 1
+        return block
+
+
+def _key(parent: bytes, tokens: Tokens) -> bytes:
+    """Key of a block from its parent's and its tokens: BLAKE2b-128, collisions out of reach."""
+    return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=16).digest()

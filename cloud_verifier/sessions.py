@@ -32,6 +32,9 @@ from draftwire.types import (
 
 NO_EPOCH = -1
 
+YOUNG_ROUNDS = 16
+"""Rounds of a session before its drafts are limited by how few of them hold."""
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -54,7 +57,7 @@ class Session:
         self.id = session_id
         self.owner = owner
         self.card = card
-        self.kv = BlockTable()
+        self.kv = BlockTable(owner)
         self.tokens: list[int] = []
         self.attempt = 0
         self.generation = 0
@@ -66,6 +69,8 @@ class Session:
         self.finish: FinishReason | None = None
         self.passes = self.drafted = self.accepted = self.cached = 0
         self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
+        self.rounds = 0
+        self.run = 0.0  # drafts that hold in a round, smoothed over rounds
         self.stream: Stream | None = None
         self._forget_stream()
 
@@ -98,14 +103,20 @@ class Session:
         most = opening.stop.max_tokens
         return min(context, opening.start + most) if most else context
 
-    def open(self, opening: Open, history: list[int], stream: Stream) -> list[ServerFrame]:
-        """Attach a stream: go on where the generation stands, or begin a new one."""
+    def open(self, opening: Open, history: list[int], stream: Stream) -> None:
+        """Attach a stream: go on where the generation stands, or begin a new one.
+
+        The session's KV must be empty: it is for what its tokens were.
+        """
         if not self._continues(opening, history):
             self._begin(opening, history)
         self._forget_stream()
         self.stream = stream
         self.attempt = opening.attempt
         self.anchor = len(history)
+
+    def greeting(self, known: int) -> list[ServerFrame]:
+        """What a client that holds `known` tokens is told after its open (rules 5 and 6)."""
         frames: list[ServerFrame] = [
             Opened(
                 target=self.card.target,
@@ -114,8 +125,8 @@ class Session:
                 cached=self.kv.length,
             )
         ]
-        if missed := self.tokens[len(history) :]:
-            frames.append(Verdict(base=len(history), accepted=0, next=tuple(missed)))
+        if missed := self.tokens[known:]:
+            frames.append(Verdict(base=known, accepted=0, next=tuple(missed)))
         if self.finish is not None:
             frames.append(self._finished(self.finish))
         return frames
@@ -135,11 +146,7 @@ class Session:
         self.reach = self.reach_of(opening)
         self.passes = self.drafted = self.accepted = 0
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])
-        history = history[: opening.start + kept]
-        common = common_prefix(self.tokens, history)
-        self.kv.length = min(self.kv.length, common, len(history) - 1)
-        self.cached = min(self.kv.length, self.start)
-        self.tokens = history
+        self.tokens = history[: opening.start + kept]
 
     # ---------------------------------------------------------------- frames (rules 12–13, 23)
 
@@ -206,6 +213,20 @@ class Session:
         )
 
     @property
+    def allowance(self) -> int:
+        """Drafts that a pass judges: four times what usually holds, and none where nothing does.
+
+        A device whose drafts are never accepted would else cost a wide pass for each token. What
+        is not judged is still compared with the target's own tokens, so that a device that gets
+        better is noticed.
+        """
+        if self.rounds < YOUNG_ROUNDS:
+            return self.card.limits.max_rows - 1
+        if self.run < 0.05:
+            return 0
+        return min(self.card.limits.max_rows - 1, 2 + round(4 * self.run))
+
+    @property
     def room(self) -> int:
         """Tokens that may still be committed, ≥ 1 while unfinished."""
         return self.reach - len(self.tokens)
@@ -226,7 +247,10 @@ class Session:
         self.passes += 1
         self.drafted += judged
         self.accepted += accepted
-        self._reconcile(out, accepted)
+        if self.pending:
+            held = self._reconcile(out, accepted)
+            self.rounds += 1
+            self.run += max(0.1, 1 / self.rounds) * (held - self.run)
         frames: list[ServerFrame] = [
             Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
         ]
@@ -234,8 +258,8 @@ class Session:
             frames.append(self._finish(reason))
         return frames
 
-    def _reconcile(self, out: Tokens, accepted: int) -> None:
-        """Hold what is still pending against what was committed (rules 13 and 16)."""
+    def _reconcile(self, out: Tokens, accepted: int) -> int:
+        """Hold pending against what was committed (rules 13 and 16); returns how many held."""
         common = common_prefix(self.pending, out)
         if common < min(len(self.pending), len(out)):
             self.dead_epoch = self.epoch
@@ -243,6 +267,7 @@ class Session:
             self.anchor = len(self.tokens) - len(out) + accepted
         else:
             del self.pending[:common]
+        return common
 
     def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
         """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""

@@ -69,7 +69,9 @@ def opening(tokens: Tokens = PROMPT, *, prefix: int = 0, **changes: Any) -> Open
 
 
 def attach(session: Session, frame: Open) -> list[ServerFrame]:
-    return session.open(frame, session.resolve(frame), Stream())
+    history = session.resolve(frame)
+    session.open(frame, history, Stream())
+    return session.greeting(len(history))
 
 
 def opened(tokens: Tokens = PROMPT, **changes: Any) -> Session:

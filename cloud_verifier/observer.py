@@ -1,0 +1,71 @@
+"""What the engine reports of itself, for metrics and logs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draftwire.types import FinishReason
+
+
+class Observer(Protocol):
+    """Hears what the engine does, on the engine's thread: must be quick and must not raise."""
+
+    def passed(self, seconds: float, tokens: int, sessions: int) -> None:
+        """A pass ran over so many tokens of so many sessions."""
+        ...
+
+    def judged(self, drafts: int, accepted: int, own: int, queue_s: float) -> None:
+        """A session got its verdict: drafts judged and accepted, tokens of the target's own."""
+        ...
+
+    def delivered(self, tokens: int, since_last_s: float, *, first: bool) -> None:
+        """Tokens went out, so long after the session's last ones or, the first, its open."""
+        ...
+
+    def stale(self, tokens: int) -> None:
+        """Draft tokens came too late or on a dead branch, and were dropped without a pass."""
+        ...
+
+    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
+        """A stream opened a generation, or resumed one."""
+        ...
+
+    def finished(self, reason: FinishReason) -> None:
+        """A generation ended by itself or by its client."""
+        ...
+
+    def refused(self, code: str) -> None:
+        """A stream ended with that error."""
+        ...
+
+    def preempted(self) -> None:
+        """A session's KV was dropped for another's sake; it will be recomputed."""
+        ...
+
+
+class Deaf:
+    """Hears nothing."""
+
+    def passed(self, seconds: float, tokens: int, sessions: int) -> None:
+        """Ignored."""
+
+    def judged(self, drafts: int, accepted: int, own: int, queue_s: float) -> None:
+        """Ignored."""
+
+    def delivered(self, tokens: int, since_last_s: float, *, first: bool) -> None:
+        """Ignored."""
+
+    def stale(self, tokens: int) -> None:
+        """Ignored."""
+
+    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
+        """Ignored."""
+
+    def finished(self, reason: FinishReason) -> None:
+        """Ignored."""
+
+    def refused(self, code: str) -> None:
+        """Ignored."""
+
+    def preempted(self) -> None:
+        """Ignored."""
