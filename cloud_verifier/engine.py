@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -228,44 +228,40 @@ class Engine:
             budget=budget,
             chunk=budget if alone else self._chunk.size,
             max_rows=self.card.limits.max_rows,
+            grant=self._grant,
         )
-        granted = self._grant(shares)
-        self._stalled = bool(ready) and not granted
-        return granted
+        self._stalled = bool(ready) and not shares
+        return shares
 
-    def _grant(self, shares: Sequence[Share]) -> list[Share]:
-        """The shares that get blocks, those of sessions admitted first before others.
+    def _grant(self, share: Share, granted: Sequence[Share]) -> bool:
+        """Give a share its blocks. When they run short others lose theirs, not those `granted`."""
+        while not self.pool.grow(share.session.kv, share.end):
+            victim = self._victim(share.session, {other.session.id for other in granted})
+            if victim is None:
+                return False
+            self.pool.release(victim.kv, self._clock())
+            self.observer.preempted()
+        return True
 
-        When blocks run short, sessions that wait for their device give up theirs, then the ones
-        admitted later. The first one admitted is never held up, so that all go on.
+    def _victim(self, session: Session, spared: Container[bytes]) -> Session | None:
+        """Who gives up its blocks for `session`: who waits for its device, or came later.
+
+        The session admitted first is held up by none but those, so that all go on.
         """
-        place = {session_id: place for place, session_id in enumerate(self.active)}
-        granted: list[Share] = []
-        lost: set[bytes] = set()
-        for share in sorted(shares, key=lambda share: place[share.session.id]):
-            session = share.session
-            if session.id in lost:
-                continue
-            while not self.pool.grow(session.kv, share.end):
-                victim = self._victim(session)
-                if victim is None:
-                    break
-                lost.add(victim.id)
-                self.pool.release(victim.kv, self._clock())
-                self.observer.preempted()
-            else:
-                granted.append(share)
-        return granted
-
-    def _victim(self, session: Session) -> Session | None:
-        """Who gives up its blocks for `session`."""
-        others = [other for other in self.active.values() if other.kv.blocks]
-        waiting = [other for other in others if not other.ready]
+        later = False
+        waiting: list[Session] = []
+        younger: list[Session] = []
+        for other in self.active.values():
+            if other is session:
+                later = True
+            elif other.kv.blocks and other.id not in spared:
+                if not other.ready:
+                    waiting.append(other)
+                elif later:
+                    younger.append(other)
         if waiting:
             return min(waiting, key=lambda other: other.queued_at)
-        place = list(self.active.values()).index
-        last = max(others, key=place, default=session)
-        return last if place(last) > place(session) else None
+        return younger[-1] if younger else None
 
     # ------------------------------------------------------------------ run and commit
 

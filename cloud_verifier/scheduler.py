@@ -8,7 +8,7 @@ queues again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -35,35 +35,35 @@ class Share:
         return self.owed + self.drafts
 
 
-def schedule(sessions: Iterable[Session], *, budget: int, chunk: int, max_rows: int) -> list[Share]:
+def schedule(
+    sessions: Iterable[Session],
+    *,
+    budget: int,
+    chunk: int,
+    max_rows: int,
+    grant: Callable[[Share, Sequence[Share]], bool],
+) -> list[Share]:
     """Divide `budget` tokens among the sessions that are ready.
 
     A session judges up to `max_rows` − 1 drafts, and no more than its allowance. Prompts take at
     most `chunk` tokens of the pass together; one that does not fit goes in parts, of which only
-    the last is judged. Pure: the engine does what the shares say.
+    the last is judged. `grant` gives a share its KV blocks beside the shares there are; what it
+    denies waits for another pass.
     """
     shares: list[Share] = []
     for session in _in_turn(sessions):
         owed = len(session.tokens) - session.kv.length
         is_prompt = owed > max_rows
         fits = min(budget, chunk) if is_prompt else budget
-        if fits <= 0:
-            continue
         if owed > fits:
             share = Share(session, owed=fits, drafts=0, judge=False)
         else:
-            drafts = min(
-                len(session.pending),
-                max_rows - 1,
-                session.allowance,
-                session.room,
-                budget - owed,
-            )
-            share = Share(session, owed=owed, drafts=drafts, judge=True)
-        shares.append(share)
-        budget -= share.tokens
-        if is_prompt:
-            chunk -= share.owed
+            drafts = min(len(session.pending), max_rows - 1, session.allowance, session.room)
+            share = Share(session, owed=owed, drafts=min(drafts, budget - owed), judge=True)
+        if share.tokens and grant(share, shares):
+            shares.append(share)
+            budget -= share.tokens
+            chunk -= share.owed if is_prompt else 0
     return shares
 
 

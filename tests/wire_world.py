@@ -89,7 +89,7 @@ class World:
         self.limits = ServingLimits(
             max_context=rng.choice([60, 400]), max_rows=rng.choice([2, 3, 6, 17, 33])
         )
-        self.num_blocks = rng.choice([100, 160, 400])
+        self.num_blocks = rng.choice([-(-self.limits.max_context // 4), 400])  # one text, or all
         self.budget = rng.choice([3, 16, 512])
         self.pass_s = rng.uniform(0.001, 0.01), rng.uniform(0, 0.0005)
         self.faults = MemoryFaults(
