@@ -27,7 +27,17 @@ from draftwire.errors import (
     ServerFull,
     Superseded,
 )
-from draftwire.types import Cancel, ClientFrame, Draft, Finished, Open, ServerFrame, Timing
+from draftwire.types import (
+    Cancel,
+    ClientFrame,
+    Draft,
+    Finished,
+    Open,
+    Opened,
+    ServerFrame,
+    Timing,
+    Verdict,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +149,8 @@ class Engine:
                 case Draft():
                     check_draft(frame, self.card)
                     waiting = session.ready
-                    session.draft(frame)
+                    if stale := session.draft(frame):
+                        self.observer.stale(stale)
                     if not waiting:
                         session.queued_at = session.waiting_since = arrival.at
                 case Cancel():
@@ -178,7 +189,8 @@ class Engine:
         self.pool.adopt(session.kv, session.tokens)
         if not resumed:
             session.cached = min(session.kv.length, session.start)
-        self.observer.opened(session.start, session.kv.length, resumed=resumed)
+        self.observer.opened(session.start, len(session.tokens), session.kv.length, resumed=resumed)
+        logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
         if fenced is not None:
             later = Superseded(
                 "a later stream opened this session",
@@ -190,7 +202,7 @@ class Engine:
         stream.session = session
         self.idle.pop(session.id, None)
         self.active[session.id] = session
-        session.queued_at = session.waiting_since = at
+        session.queued_at = session.waiting_since = session.told_at = at
         self._tell(session, session.greeting(len(history)))
 
     def _detach(self, session: Session) -> None:
@@ -241,6 +253,7 @@ class Engine:
                 return False
             self.pool.release(victim.kv, self._clock())
             self.observer.preempted()
+            logger.warning("preempted", extra={"session": victim.id.hex()})
         return True
 
     def _victim(self, session: Session, spared: Container[bytes]) -> Session | None:
@@ -319,8 +332,24 @@ class Engine:
             session.waiting_since = ended
             frames = session.commit(share.drafts, judgement, timing)
             self.pool.publish(session.kv, session.tokens)
-            self.observer.judged(share.drafts, judgement.accepted, 1, queue_s)
+            self._report(session, share.drafts, frames, queue_s, ended - session.told_at)
+            session.told_at = ended
             self._tell(session, frames)
+
+    def _report(
+        self,
+        session: Session,
+        drafts: int,
+        frames: Sequence[ServerFrame],
+        queue_s: float,
+        since_last_s: float,
+    ) -> None:
+        [verdict] = [frame for frame in frames if isinstance(frame, Verdict)]
+        accepted, own = verdict.accepted, len(verdict.next)
+        self.observer.judged(drafts, accepted, own, queue_s)
+        self.observer.delivered(accepted + own, since_last_s, first=session.passes == 1)
+        if session.dropped:
+            self.observer.stale(session.dropped)
 
     # ------------------------------------------------------------------ tell
 
@@ -329,6 +358,11 @@ class Engine:
             self._departures.extend((session.stream, frame) for frame in frames)
         if frames and isinstance(frames[-1], Finished):
             self._park(session)
+            if not isinstance(frames[0], Opened):  # else it ended before, and is only told again
+                self.observer.finished(frames[-1].reason)
+                logger.info(
+                    "finished: %s", frames[-1].reason.value, extra={"session": session.id.hex()}
+                )
 
     def _fail(self, stream: Stream, error: DraftwireError) -> None:
         session = stream.session

@@ -1,4 +1,4 @@
-"""What the engine reports of itself, for metrics and logs."""
+"""What the verifier reports of itself, for metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from draftwire.types import FinishReason
 
 
 class Observer(Protocol):
-    """Hears what the engine does, on the engine's thread: must be quick and must not raise."""
+    """Hears what happens, on the thread where it does: must be quick and must not raise.
 
-    def passed(self, seconds: float, tokens: int, sessions: int) -> None:
+    The engine's thread speaks of passes and generations, the event loop's of streams. No method
+    is called from both.
+    """
+
+    def opened(
+        self, prompt_tokens: int, known_tokens: int, cached_tokens: int, *, resumed: bool
+    ) -> None:
+        """A stream opened a generation, or resumed one.
+
+        Of the `known_tokens` of the session, prompt included, `cached_tokens` need no pass.
+        """
+        ...
+
+    def passed(self, seconds: float, rows: int, sessions: int) -> None:
         """A pass ran over so many tokens of so many sessions."""
         ...
 
@@ -26,8 +39,8 @@ class Observer(Protocol):
         """Draft tokens came too late or on a dead branch, and were dropped without a pass."""
         ...
 
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
-        """A stream opened a generation, or resumed one."""
+    def preempted(self) -> None:
+        """A session's KV was dropped for another's sake; it will be recomputed."""
         ...
 
     def finished(self, reason: FinishReason) -> None:
@@ -38,15 +51,24 @@ class Observer(Protocol):
         """A stream ended with that error."""
         ...
 
-    def preempted(self) -> None:
-        """A session's KV was dropped for another's sake; it will be recomputed."""
+    def received(self, frame: str, payload_bytes: int) -> None:
+        """A frame of that name came from a client."""
+        ...
+
+    def sent(self, frame: str, payload_bytes: int) -> None:
+        """A frame of that name went to a client."""
         ...
 
 
 class Deaf:
     """Hears nothing."""
 
-    def passed(self, seconds: float, tokens: int, sessions: int) -> None:
+    def opened(
+        self, prompt_tokens: int, known_tokens: int, cached_tokens: int, *, resumed: bool
+    ) -> None:
+        """Ignored."""
+
+    def passed(self, seconds: float, rows: int, sessions: int) -> None:
         """Ignored."""
 
     def judged(self, drafts: int, accepted: int, own: int, queue_s: float) -> None:
@@ -58,7 +80,7 @@ class Deaf:
     def stale(self, tokens: int) -> None:
         """Ignored."""
 
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
+    def preempted(self) -> None:
         """Ignored."""
 
     def finished(self, reason: FinishReason) -> None:
@@ -67,5 +89,8 @@ class Deaf:
     def refused(self, code: str) -> None:
         """Ignored."""
 
-    def preempted(self) -> None:
+    def received(self, frame: str, payload_bytes: int) -> None:
+        """Ignored."""
+
+    def sent(self, frame: str, payload_bytes: int) -> None:
         """Ignored."""

@@ -16,7 +16,14 @@ from typing import TypeAlias
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine
 from cloud_verifier.sessions import Stream
-from draftwire.errors import DraftwireError, Draining, ProtocolViolation, SlowReader, Unavailable
+from draftwire.errors import (
+    DraftwireError,
+    Draining,
+    InternalError,
+    ProtocolViolation,
+    SlowReader,
+    Unavailable,
+)
 from draftwire.types import ClientFrame, Finished, ServerFrame
 
 logger = logging.getLogger(__name__)
@@ -101,6 +108,9 @@ class VerifierService:
                 yield item
                 if isinstance(item, Finished):
                     break
+        except DraftwireError as error:
+            self._refused(stream, error)
+            raise
         finally:
             reader.cancel()
             del self._channels[stream]
@@ -172,6 +182,18 @@ class VerifierService:
     def _arrive(self, stream: Stream, frame: ClientFrame | Detached) -> None:
         self._inbox.append(Arrival(stream, frame, self._clock()))
         self._wake.set()
+
+    def _refused(self, stream: Stream, error: DraftwireError) -> None:
+        if error.session_id is None and stream.session is not None:
+            error.session_id = stream.session.id.hex()
+        self.engine.observer.refused(error.code)
+        # Of the message nothing is logged: it may tell the client of its own tokens.
+        ours = isinstance(error, SlowReader | InternalError)
+        logger.log(
+            logging.WARNING if ours else logging.INFO,
+            "refused",
+            extra={"session": error.session_id, "code": error.code},
+        )
 
     def _tell(self, stream: Stream, item: ServerFrame | DraftwireError) -> None:
         channel = self._channels.get(stream)

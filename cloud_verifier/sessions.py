@@ -68,7 +68,8 @@ class Session:
         self.reach = 0
         self.finish: FinishReason | None = None
         self.passes = self.drafted = self.accepted = self.cached = 0
-        self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
+        self.queued_at = self.waiting_since = self.told_at = 0.0  # seconds of the engine's clock
+        self.dropped = 0  # drafts that the last verdict left without judgement
         self.rounds = 0
         self.run = 0.0  # drafts that hold in a round, smoothed over rounds
         self.stream: Stream | None = None
@@ -233,7 +234,7 @@ class Session:
 
     def commit(self, judged: int, judgement: Judgement, timing: Timing) -> list[ServerFrame]:
         """Take in the judgement of the first `judged` pending drafts (0: a token of its own)."""
-        base = len(self.tokens)
+        base, waiting, held = len(self.tokens), len(self.pending), 0
         drafts = self.pending[:judged]
         out = drafts[: judgement.accepted]
         if len(out) < judged or not judged or self.credit >= 1:
@@ -256,6 +257,7 @@ class Session:
         ]
         if reason is not None:
             frames.append(self._finish(reason))
+        self.dropped = waiting - len(self.pending) - max(judged, held)
         return frames
 
     def _reconcile(self, out: Tokens, accepted: int) -> int:
