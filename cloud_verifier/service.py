@@ -191,7 +191,7 @@ class VerifierService:
         ours = isinstance(error, SlowReader | InternalError)
         logger.log(
             logging.WARNING if ours else logging.INFO,
-            "refused",
+            "failed" if ours else "refused",
             extra={"session": error.session_id, "code": error.code},
         )
 

@@ -74,7 +74,7 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
     [path] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = Parser().parsestr(wheel.read(path).decode())
     extras = metadata.get_all("Provides-Extra", [])
-    assert set(extras) == {"edge", "edge-onnx", "endpoint", "cloud", "bench", "dev"}
+    assert set(extras) == {"edge", "edge-onnx", "endpoint", "cloud", "otel", "bench", "dev"}
     needs_torch = [line for line in metadata.get_all("Requires-Dist", []) if "torch" in line]
     assert len(needs_torch) == 1
     assert needs_torch[0].endswith("extra == 'cloud'")
