@@ -1,0 +1,57 @@
+"""How the verifier's log looks. For the command only: a library leaves logging as it is.
+
+Records say which session they are about in `session` (hexadecimal) and name errors in `code`, both
+given as `extra`. No record holds text or token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+_FIELDS = ("session", "code")
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people; session and code at its end."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """The line, without what belongs to an exception."""
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={value}" for name, value in _fields(record).items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message; session, code and error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= _fields(record)
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(level: str, style: str, stream: TextIO | None = None) -> None:
+    """Log from `level` up as "text" or "json", to stderr unless a stream is given."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, str]:
+    values = {name: getattr(record, name, None) for name in _FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
