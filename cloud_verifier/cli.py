@@ -10,15 +10,19 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloud_verifier.logs import configure
+from cloud_verifier.tracing import exporting
 from draftwire import __version__
 from draftwire.errors import DraftwireError, InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine import Engine
+    from cloud_verifier.engine import EngineConfig
+    from cloud_verifier.metrics import PrometheusObserver
+    from cloud_verifier.target import TargetModel
 
 _EPILOG = """\
 examples:
@@ -94,9 +98,20 @@ def build_parser() -> argparse.ArgumentParser:
     serving.add_argument(
         "--grace", type=float, default=10.0, metavar="S", help="seconds to finish in when stopped"
     )
-    serving.add_argument(
+    watching = serve.add_argument_group("watching")
+    watching.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there, at /metrics"
+    )
+    watching.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send an OpenTelemetry span of every stream to this collector's gRPC port, as in "
+        "http://localhost:4317; needs the otel extra",
+    )
+    watching.add_argument(
         "--log-level", default="info", choices=["debug", "info", "warning", "error"]
     )
+    watching.add_argument("--log-format", default="text", choices=["text", "json"])
 
     health = commands.add_parser(
         "health",
@@ -123,22 +138,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    _check_address(arguments.listen, insecure=arguments.insecure)
+    configure(arguments.log_level, arguments.log_format)
+    _check_address("--listen", arguments.listen, insecure=arguments.insecure)
+    if arguments.metrics:
+        _check_address("--metrics", arguments.metrics, insecure=arguments.insecure)
     started = time.monotonic()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    engine = _load(arguments)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
 
+    from cloud_verifier.engine import Engine
     from cloud_verifier.server import VerifierServer
 
-    async with VerifierServer(engine, arguments.listen, grace_s=arguments.grace) as server:
+    async with contextlib.AsyncExitStack() as stack:
+        observer = stack.enter_context(_metrics(arguments.metrics))
+        tracer = stack.enter_context(exporting(arguments.otlp)) if arguments.otlp else None
+        engine = Engine(_load(arguments), _config(arguments), observer=observer)
+        if observer is not None:
+            observer.watch(engine)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        server = await stack.enter_async_context(
+            VerifierServer(engine, arguments.listen, grace_s=arguments.grace, tracer=tracer)
+        )
         ready = time.monotonic() - started
         name = engine.card.target.model
         print(f"serving {name} on {server.address} (ready after {ready:.1f} s)", flush=True)
@@ -152,43 +173,56 @@ async def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(arguments: argparse.Namespace) -> Engine:
-    from cloud_verifier.engine import Engine, EngineConfig
-    from cloud_verifier.target import TargetModel
+@contextlib.contextmanager
+def _metrics(listen: str | None) -> Iterator[PrometheusObserver | None]:
+    if listen is None:
+        yield None
+        return
+    from cloud_verifier.metrics import PrometheusObserver, serving
 
-    config = EngineConfig(
+    observer = PrometheusObserver()
+    with serving(observer.registry, listen) as address:
+        logging.info("metrics on http://%s/metrics", address)
+        yield observer
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    from cloud_verifier.engine import EngineConfig
+
+    return EngineConfig(
         max_sessions=arguments.max_sessions,
         max_batch_tokens=arguments.max_batch_tokens,
         session_ttl_s=arguments.session_ttl,
     )
-    target: TargetModel
+
+
+def _load(arguments: argparse.Namespace) -> TargetModel:
     if arguments.model == "table":
         from cloud_verifier.table_target import TableTarget
         from draftwire.testing.table import TableModel
 
         model = TableModel(vocabulary_size=320, eos_rate=0.01)
-        target = TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
-    else:
-        from cloud_verifier.hf_target import HFTarget
+        return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
 
-        logging.info("loading %s", arguments.model)
-        target = HFTarget.load(
-            arguments.model,
-            kv_tokens=arguments.kv_tokens,
-            dtype=arguments.dtype,
-            device=arguments.device,
-            threads=arguments.threads,
-            max_context=arguments.max_context,
-            name=arguments.name,
-            progress=logging.getLogger("cloud_verifier").info,
-        )
-    return Engine(target, config)
+    from cloud_verifier.hf_target import HFTarget
+
+    logging.info("loading %s", arguments.model)
+    return HFTarget.load(
+        arguments.model,
+        kv_tokens=arguments.kv_tokens,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        threads=arguments.threads,
+        max_context=arguments.max_context,
+        name=arguments.name,
+        progress=logging.getLogger("cloud_verifier").info,
+    )
 
 
-def _check_address(listen: str, *, insecure: bool) -> None:
+def _check_address(option: str, listen: str, *, insecure: bool) -> None:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit():
-        raise InvalidRequest(f"{listen!r} is no address", remedy="give --listen HOST:PORT")
+        raise InvalidRequest(f"{listen!r} is no address", remedy=f"give {option} HOST:PORT")
     local = host == "localhost"
     with contextlib.suppress(ValueError):
         local = local or ipaddress.ip_address(host.strip("[]")).is_loopback

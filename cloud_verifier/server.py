@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import grpc
 import grpc.aio
@@ -16,11 +16,15 @@ from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.engine import Engine
 from cloud_verifier.service import VerifierService
+from cloud_verifier.tracing import traced
 from draftwire import codec
 from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound
 from draftwire.types import ClientFrame
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +48,27 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VerifierServicer(rpc.VerifierServicer):
     """Messages in, messages out; all else is the service's."""
 
-    def __init__(self, service: VerifierService) -> None:
+    def __init__(self, service: VerifierService, tracer: Tracer | None = None) -> None:
         self._service = service
+        self._observer = service.engine.observer
+        self._tracer = tracer
 
     async def Decode(  # noqa: N802 (named by the contract)
         self, request_iterator: AsyncIterator[pb.ClientFrame], context: Context
     ) -> AsyncIterator[pb.ServerFrame]:
         """One generation."""
+        frames = self._frames(request_iterator)
+        if self._tracer is None:
+            answers = self._service.decode(frames)
+        else:
+            metadata = context.invocation_metadata() or ()
+            answers = traced(self._service.decode, frames, self._tracer, metadata)
         try:
-            async with contextlib.aclosing(
-                self._service.decode(_frames(request_iterator))
-            ) as frames:
-                async for frame in frames:
-                    yield codec.encode_server(frame)
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    message = codec.encode_server(answer)
+                    self._observer.sent(message.WhichOneof("frame") or "", message.ByteSize())
+                    yield message
         except DraftwireError as error:
             await _abort(context, error)
 
@@ -75,10 +87,10 @@ class VerifierServicer(rpc.VerifierServicer):
             )
         return codec.encode_card(card)
 
-
-async def _frames(messages: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[ClientFrame]:
-    async for message in messages:
-        yield codec.decode_client(message)
+    async def _frames(self, messages: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[ClientFrame]:
+        async for message in messages:
+            self._observer.received(message.WhichOneof("frame") or "", message.ByteSize())
+            yield codec.decode_client(message)
 
 
 async def _abort(context: Context, error: DraftwireError) -> NoReturn:
@@ -95,11 +107,20 @@ async def _abort(context: Context, error: DraftwireError) -> NoReturn:
 class VerifierServer:
     """A verifier on a socket. Use as an async context manager, or `start()` and `stop()`.
 
-    `listen` is `HOST:PORT`; port 0 takes a free one, which `address` then names.
+    `listen` is `HOST:PORT`; port 0 takes a free one, which `address` then names. With a `tracer`
+    every stream has a span.
     """
 
-    def __init__(self, engine: Engine, listen: str, *, grace_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        listen: str,
+        *,
+        grace_s: float = 10.0,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.engine = engine
+        self._tracer = tracer
         self.address = listen
         self._grace_s = grace_s
 
@@ -108,7 +129,9 @@ class VerifierServer:
         self._service = VerifierService(self.engine)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
-        rpc.add_VerifierServicer_to_server(VerifierServicer(self._service), self._server)
+        rpc.add_VerifierServicer_to_server(
+            VerifierServicer(self._service, self._tracer), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

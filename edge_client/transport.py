@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -125,7 +126,7 @@ class GrpcTransport:
     @contextlib.asynccontextmanager
     async def connect(self, count: WireBytes) -> AsyncIterator[Link]:
         """A new stream, cancelled on leaving if it has not ended."""
-        call = self._stub().Decode()
+        call = self._stub().Decode(metadata=_trace_context())
         try:
             yield _GrpcLink(call, count, self._error)
         finally:
@@ -238,6 +239,17 @@ class _GrpcLink:
                 details=await self._call.details(),
             )
         )
+
+
+def _trace_context() -> tuple[tuple[str, str], ...]:
+    """W3C trace headers of the app's span; none where it does not use OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return tuple(headers.items())
 
 
 def _ended_early() -> LinkLost:
