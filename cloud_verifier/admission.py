@@ -8,6 +8,7 @@ from draftwire.errors import (
     ModelNotFound,
     PromptTooLong,
     ProtocolVersion,
+    ServerFull,
     UnsupportedParameter,
     VocabularyMismatch,
 )
@@ -54,6 +55,23 @@ def check_open(opening: Open, card: ModelCard) -> None:
             "and the answer needs one",
             remedy="shorten the prompt, or serve with a larger --max-context",
         )
+
+
+def check_fits(reach: int, kv_tokens: int) -> None:
+    """Raise `PromptTooLong` if a text of `reach` tokens could not be held even by itself."""
+    if reach > kv_tokens:
+        raise PromptTooLong(
+            f"the text can come to {reach} tokens, and there is KV for {kv_tokens} in all",
+            remedy="ask for fewer max_tokens, or serve with more --kv-tokens",
+        )
+
+
+def full(generations: int) -> ServerFull:
+    """What is said when that many generations are in flight, the most there may be."""
+    return ServerFull(
+        f"{generations} generations are in flight, the most that are served at once",
+        remedy="try again later, or serve with more --max-sessions",
+    )
 
 
 def check_draft(draft: Draft, card: ModelCard) -> None:

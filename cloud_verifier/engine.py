@@ -6,38 +6,28 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cloud_verifier.admission import check_draft, check_open
+from cloud_verifier.admission import check_draft, check_fits, check_open, full
 from cloud_verifier.kv_cache import BlockPool
-from cloud_verifier.observer import Deaf, Observer
-from cloud_verifier.scheduler import ChunkSize, Share, schedule
+from cloud_verifier.observer import Deaf, Observer, report
+from cloud_verifier.scheduler import ChunkSize, Share, schedule, victim
 from cloud_verifier.sessions import Session, Stream
-from cloud_verifier.target import Judgement, Row, TargetModel
+from cloud_verifier.target import Judgement, TargetModel
 from draftwire.errors import (
     DraftwireError,
     Draining,
     InternalError,
     PermissionDenied,
     ProtocolViolation,
-    ServerFull,
     Superseded,
 )
-from draftwire.types import (
-    Cancel,
-    ClientFrame,
-    Draft,
-    Finished,
-    Open,
-    Opened,
-    ServerFrame,
-    Timing,
-    Verdict,
-)
+from draftwire.types import Cancel, ClientFrame, Draft, Finished, Open, ServerFrame, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +69,7 @@ class Engine:
 
     A session is *active* while it has a stream and an unfinished generation. Else it is *idle*: it
     keeps its tokens for a while, and its KV blocks only stay cached until others need them. When
-    blocks run short, the session admitted last gives up its own and computes them again later.
+    blocks run short, some session gives up its own and computes them again later: see `victim`.
     """
 
     def __init__(
@@ -97,8 +87,7 @@ class Engine:
         self.active: dict[bytes, Session] = {}
         self.idle: dict[bytes, Session] = {}  # longest idle first
         self.draining = False
-        self._stalled = False  # sessions are ready, but all blocks are others'
-        self._chunk = ChunkSize(largest=self.config.max_batch_tokens)
+        self._chunk = ChunkSize(largest=self.config.max_batch_tokens // 2)  # rounds get the rest
         self._clock = clock
         self._departures: list[Departure] = []
 
@@ -120,12 +109,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would run a pass without new frames."""
-        return not self._stalled and any(session.ready for session in self.active.values())
+        return any(session.ready for session in self.active.values())
 
     @property
     def next_expiry(self) -> float | None:
         """When the longest idle session or cached block goes, seconds of the clock, if any does."""
-        since = [session.queued_at for session in self.idle.values()][:1]
+        since = [session.queued_at for session in itertools.islice(self.idle.values(), 1)]
         if self.pool.oldest is not None:
             since.append(self.pool.oldest)
         return min(since) + self.config.session_ttl_s if since else None
@@ -143,7 +132,8 @@ class Engine:
                 case Detached():
                     stream.closed = True
                     if session is not None:
-                        self._detach(session)
+                        session.detach()
+                        self._park(session)
                 case _ if session is None:
                     raise ProtocolViolation("a frame came before open", remedy="send open first")
                 case Draft():
@@ -172,24 +162,16 @@ class Engine:
         check_open(opening, self.card)
         history = session.resolve(opening)
         if session.id not in self.active and len(self.active) >= self.config.max_sessions:
-            raise ServerFull(
-                f"{len(self.active)} generations are in flight, the most that are served at once",
-                remedy="try again later, or serve with more --max-sessions",
-            )
-        if (blocks := self.pool.blocks_for(session.reach_of(opening))) > self.pool.num_blocks:
-            raise ServerFull(
-                f"the text can come to need {blocks} KV blocks, all there are is "
-                f"{self.pool.num_blocks}",
-                remedy="ask for fewer max_tokens, or serve with more --kv-tokens",
-            )
+            raise full(len(self.active))
+        check_fits(session.reach_of(opening), self.pool.num_blocks * self.pool.block_size)
         fenced = session.stream
-        resumed = session.generation == opening.generation
-        self.pool.release(session.kv, at)  # what still fits is found again by its content
-        session.open(opening, history, stream)
+        self.pool.release(session.kv, self._clock())  # what still fits is found by its content
+        resumed = session.open(opening, history, stream)
         self.pool.adopt(session.kv, session.tokens)
         if not resumed:
             session.cached = min(session.kv.length, session.start)
-        self.observer.opened(session.start, len(session.tokens), session.kv.length, resumed=resumed)
+        held, cached = len(session.tokens), session.kv.length
+        self.observer.opened(session.start, held, cached, resumed=resumed)
         logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
         if fenced is not None:
             later = Superseded(
@@ -197,17 +179,12 @@ class Engine:
                 remedy="go on there, or start a session of your own",
                 session_id=session.id.hex(),
             )
-            self._departures.append((fenced, later))
-            fenced.closed = True
+            self._end(fenced, later)
         stream.session = session
         self.idle.pop(session.id, None)
         self.active[session.id] = session
         session.queued_at = session.waiting_since = session.told_at = at
-        self._tell(session, session.greeting(len(history)))
-
-    def _detach(self, session: Session) -> None:
-        session.detach()
-        self._park(session)
+        self._tell(session, session.greeting(len(history)), news=not resumed)
 
     def _park(self, session: Session) -> None:
         """Active no more: its blocks stay cached until others need them."""
@@ -223,58 +200,40 @@ class Engine:
             if not expired and len(self.idle) <= self.config.max_retained:
                 break
             del self.idle[session.id]
-        self.pool.expire(self._clock() - self.config.session_ttl_s)
+        self.pool.expire(self._clock(), self.config.session_ttl_s)
 
     # ------------------------------------------------------------------ schedule
 
     def _schedule(self) -> list[Share]:
-        """What the next pass computes, with blocks for all of it."""
-        ready = [session for session in self.active.values() if session.ready]
-        for session in ready:
-            if not session.kv.blocks:  # preempted: part of it may still be cached
+        """What the next pass computes, with blocks for all of it.
+
+        Not empty if a session is ready, but for a pass that was to go without prompts.
+        """
+        active = self.active.values()
+        for session in active:
+            if session.ready and not session.kv.blocks:  # preempted: part may still be cached
                 self.pool.adopt(session.kv, session.tokens)
+        rounds = [session for session in active if not session.in_prompt]
         budget = self.config.max_batch_tokens
-        alone = len(self.active) == 1
-        shares = schedule(
-            ready,
+        chunk = self._chunk.next(beside_rounds=any(session.ready for session in rounds))
+        return schedule(
+            active,
             budget=budget,
-            chunk=budget if alone else self._chunk.size,
+            chunk=chunk if rounds else budget,
             max_rows=self.card.limits.max_rows,
             grant=self._grant,
         )
-        self._stalled = bool(ready) and not shares
-        return shares
 
     def _grant(self, share: Share, granted: Sequence[Share]) -> bool:
         """Give a share its blocks. When they run short others lose theirs, not those `granted`."""
         while not self.pool.grow(share.session.kv, share.end):
-            victim = self._victim(share.session, {other.session.id for other in granted})
-            if victim is None:
+            loser = victim(share.session, self.active.values(), granted)
+            if loser is None:
                 return False
-            self.pool.release(victim.kv, self._clock())
+            self.pool.release(loser.kv, self._clock())
             self.observer.preempted()
-            logger.warning("preempted", extra={"session": victim.id.hex()})
+            logger.warning("preempted", extra={"session": loser.id.hex()})
         return True
-
-    def _victim(self, session: Session, spared: Container[bytes]) -> Session | None:
-        """Who gives up its blocks for `session`: who waits for its device, or came later.
-
-        The session admitted first is held up by none but those, so that all go on.
-        """
-        later = False
-        waiting: list[Session] = []
-        younger: list[Session] = []
-        for other in self.active.values():
-            if other is session:
-                later = True
-            elif other.kv.blocks and other.id not in spared:
-                if not other.ready:
-                    waiting.append(other)
-                elif later:
-                    younger.append(other)
-        if waiting:
-            return min(waiting, key=lambda other: other.queued_at)
-        return younger[-1] if younger else None
 
     # ------------------------------------------------------------------ run and commit
 
@@ -283,26 +242,13 @@ class Engine:
         if not shares:
             return []
         try:
-            return self.target.verify([self._row(share) for share in shares])
+            return self.target.verify([share.row for share in shares])
         except Exception as error:  # a fault in one pass must not stop the engine
             logger.exception("a pass of %d sessions failed", len(shares))
             for share in shares:
                 if share.session.stream is not None:
                     self._fail(share.session.stream, InternalError(f"the pass failed: {error}"))
             return []
-
-    def _row(self, share: Share) -> Row:
-        session = share.session
-        table = session.kv
-        owed = session.tokens[table.length : table.length + share.owed]
-        return Row(
-            tokens=owed + session.pending[: share.drafts],
-            start=table.length,
-            blocks=table.blocks,
-            drafts=share.drafts,
-            judge=share.judge,
-            sampling=session.sampling,
-        )
 
     def _commit(
         self,
@@ -312,62 +258,50 @@ class Engine:
     ) -> None:
         ended = self._clock()
         tokens = sum(share.tokens for share in shares)
-        prompts = sum(share.owed for share in shares if share.owed > self.card.limits.max_rows)
-        if any(share.owed <= self.card.limits.max_rows for share in shares):
+        if not all(share.prompt for share in shares):
+            prompts = sum(share.owed for share in shares if share.prompt)
             self._chunk.ran(prompts, ended - started)
         self.observer.passed(ended - started, tokens, len(shares))
         for share, judgement in zip(shares, judgements, strict=True):
             session = share.session
-            session.queued_at = ended
+            session.queued_at = session.served_at = ended
             if judgement is None:
                 session.kv.length += share.owed
                 self.pool.publish(session.kv, session.tokens)
                 continue
-            queue_s = max(0.0, started - session.waiting_since)
             timing = Timing(
-                queue_us=round(queue_s * 1e6),
+                queue_us=max(0, round((started - session.waiting_since) * 1e6)),
                 pass_us=round((ended - started) * 1e6),
                 pass_rows=tokens,
             )
             session.waiting_since = ended
             frames = session.commit(share.drafts, judgement, timing)
             self.pool.publish(session.kv, session.tokens)
-            self._report(session, share.drafts, frames, queue_s, ended - session.told_at)
-            session.told_at = ended
-            self._tell(session, frames)
-
-    def _report(
-        self,
-        session: Session,
-        drafts: int,
-        frames: Sequence[ServerFrame],
-        queue_s: float,
-        since_last_s: float,
-    ) -> None:
-        [verdict] = [frame for frame in frames if isinstance(frame, Verdict)]
-        accepted, own = verdict.accepted, len(verdict.next)
-        self.observer.judged(drafts, accepted, own, queue_s)
-        self.observer.delivered(accepted + own, since_last_s, first=session.passes == 1)
-        if session.dropped:
-            self.observer.stale(session.dropped)
+            self._tell(session, frames, drafts=share.drafts)
 
     # ------------------------------------------------------------------ tell
 
-    def _tell(self, session: Session, frames: Sequence[ServerFrame]) -> None:
+    def _tell(
+        self, session: Session, frames: Sequence[ServerFrame], *, drafts: int = 0, news: bool = True
+    ) -> None:
+        if news:
+            report(self.observer, session, frames, drafts)
         if session.stream is not None:
             self._departures.extend((session.stream, frame) for frame in frames)
         if frames and isinstance(frames[-1], Finished):
             self._park(session)
-            if not isinstance(frames[0], Opened):  # else it ended before, and is only told again
-                self.observer.finished(frames[-1].reason)
-                logger.info(
-                    "finished: %s", frames[-1].reason.value, extra={"session": session.id.hex()}
-                )
+            if news:
+                extra = {"session": session.id.hex()}
+                logger.info("finished: %s", frames[-1].reason.value, extra=extra)
 
     def _fail(self, stream: Stream, error: DraftwireError) -> None:
         session = stream.session
         if session is not None:
             error.session_id = session.id.hex()
-            self._detach(session)
+            session.detach()
+            self._park(session)
+        self._end(stream, error)
+
+    def _end(self, stream: Stream, error: DraftwireError) -> None:
         stream.closed = True
         self._departures.append((stream, error))

@@ -33,14 +33,14 @@ class BlockTable:
 class BlockPool:
     """All blocks of a target: free, held by tables, or cached (held by none, content known).
 
-    Invariant: free + cached + held = num_blocks. `hit_tokens` of `asked_tokens` prompt tokens
-    were found in cached or shared blocks; `evictions` counts cached blocks that were given away.
+    Invariant: free + cached + held = num_blocks. `evictions` counts cached blocks that others
+    needed, not those that expired.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.hit_tokens = self.asked_tokens = self.evictions = 0
+        self.evictions = 0
         self._free = list(range(num_blocks - 1, -1, -1))
         self._holders = [0] * num_blocks
         self._cached: dict[int, float] = {}  # block: since when; longest cached first
@@ -82,8 +82,6 @@ class BlockPool:
             table.blocks.append(block)
             table.keys.append(key)
         table.length = len(table.blocks) * size
-        self.hit_tokens += table.length
-        self.asked_tokens += len(tokens)
 
     def grow(self, table: BlockTable, positions: int) -> bool:
         """Give `table` blocks for `positions` positions; False, and nothing, if there are too few.
@@ -94,7 +92,10 @@ class BlockPool:
         if missing > self.free + self.cached:
             return False
         for _ in range(missing):
-            block = self._free.pop() if self._free else self._evict()
+            if not self._free:
+                self._forget_oldest()
+                self.evictions += 1
+            block = self._free.pop()
             self._holders[block] = 1
             table.blocks.append(block)
         return True
@@ -124,22 +125,21 @@ class BlockPool:
         table.keys.clear()
         table.length = 0
 
-    def expire(self, before: float) -> None:
-        """Free the blocks cached since before that time."""
-        while self._cached and next(iter(self._cached.values())) < before:
-            self._free.append(self._evict())
+    def expire(self, now: float, ttl_s: float) -> None:
+        """Free the blocks that have been cached for `ttl_s` seconds."""
+        while self.oldest is not None and self.oldest + ttl_s <= now:
+            self._forget_oldest()
 
     @property
     def oldest(self) -> float | None:
         """Since when the block cached longest has been; None if none is."""
         return next(iter(self._cached.values()), None)
 
-    def _evict(self) -> int:
+    def _forget_oldest(self) -> None:
         block = next(iter(self._cached))
         del self._cached[block]
         del self._block_of[self._key_of.pop(block)]
-        self.evictions += 1
-        return block
+        self._free.append(block)
 
 
 def _key(parent: bytes, tokens: Tokens) -> bytes:

@@ -127,7 +127,7 @@ def _gauges(engine: Engine, model: str) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(PREFIX + name, about, labels=["model_name"])
         gauge.add_metric([model], value)
         yield gauge
-    allowances = [session.allowance for session in active]
+    allowances = [session.allowance.drafts for session in active]
     limited = GaugeMetricFamily(
         PREFIX + "sessions_limited",
         "Generations in flight whose drafts are judged in part or not at all.",

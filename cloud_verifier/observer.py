@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from draftwire.types import FinishReason
+from cloud_verifier.sessions import Session
+from draftwire.types import Finished, FinishReason, ServerFrame, Verdict
 
 
 class Observer(Protocol):
@@ -94,3 +96,19 @@ class Deaf:
 
     def sent(self, frame: str, payload_bytes: int) -> None:
         """Ignored."""
+
+
+def report(
+    observer: Observer, session: Session, news: Sequence[ServerFrame], drafts: int = 0
+) -> None:
+    """Tell the observer what a session's frames say, of which a verdict judged that many drafts."""
+    for frame in news:
+        if isinstance(frame, Verdict):
+            own, first = len(frame.next), frame.base == session.start
+            observer.judged(drafts, frame.accepted, own, frame.timing.queue_us / 1e6)
+            since_last_s, session.told_at = session.served_at - session.told_at, session.served_at
+            observer.delivered(frame.accepted + own, since_last_s, first=first)
+            if session.dropped:
+                observer.stale(session.dropped)
+        elif isinstance(frame, Finished):
+            observer.finished(frame.reason)

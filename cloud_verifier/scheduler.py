@@ -8,11 +8,12 @@ queues again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from cloud_verifier.sessions import Session
+from cloud_verifier.target import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Share:
     owed: int
     drafts: int
     judge: bool
+    prompt: bool
 
     @property
     def end(self) -> int:
@@ -34,16 +36,30 @@ class Share:
         """Tokens fed."""
         return self.owed + self.drafts
 
+    @property
+    def row(self) -> Row:
+        """What the target is given for it."""
+        session, table = self.session, self.session.kv
+        owed = session.tokens[table.length : table.length + self.owed]
+        return Row(
+            tokens=owed + session.pending[: self.drafts],
+            start=table.length,
+            blocks=table.blocks,
+            drafts=self.drafts,
+            judge=self.judge,
+            sampling=session.sampling,
+        )
+
 
 def schedule(
-    sessions: Iterable[Session],
+    sessions: Collection[Session],
     *,
     budget: int,
     chunk: int,
     max_rows: int,
     grant: Callable[[Share, Sequence[Share]], bool],
 ) -> list[Share]:
-    """Divide `budget` tokens among the sessions that are ready.
+    """Divide `budget` tokens among those of the sessions in flight that are ready.
 
     A session judges up to `max_rows` − 1 drafts, and no more than its allowance. Prompts take at
     most `chunk` tokens of the pass together; one that does not fit goes in parts, of which only
@@ -52,52 +68,97 @@ def schedule(
     """
     shares: list[Share] = []
     for session in _in_turn(sessions):
-        owed = len(session.tokens) - session.kv.length
-        is_prompt = owed > max_rows
-        fits = min(budget, chunk) if is_prompt else budget
+        owed, prompt = session.owed, session.in_prompt
+        fits = min(budget, chunk) if prompt else budget
         if owed > fits:
-            share = Share(session, owed=fits, drafts=0, judge=False)
+            share = Share(session, owed=fits, drafts=0, judge=False, prompt=prompt)
         else:
-            drafts = min(len(session.pending), max_rows - 1, session.allowance, session.room)
-            share = Share(session, owed=owed, drafts=min(drafts, budget - owed), judge=True)
+            drafts = min(len(session.pending), max_rows - 1, session.allowance.drafts, session.room)
+            drafts = min(drafts, budget - owed)
+            share = Share(session, owed=owed, drafts=drafts, judge=True, prompt=prompt)
         if share.tokens and grant(share, shares):
             shares.append(share)
             budget -= share.tokens
-            chunk -= share.owed if is_prompt else 0
+            chunk -= share.owed if prompt else 0
     return shares
 
 
 def _in_turn(sessions: Iterable[Session]) -> Iterator[Session]:
-    """One session of each owner, then another of each, longest waiting first."""
+    """One ready session of each owner, then another of each.
+
+    Owners go by when one of their sessions was last served, sessions by how long they wait.
+    """
     queues: dict[str, list[Session]] = defaultdict(list)
+    served_at: dict[str, float] = defaultdict(float)
     for session in sorted(sessions, key=lambda s: s.queued_at):
-        queues[session.owner].append(session)
-    for turn in zip_longest(*queues.values()):
+        served_at[session.owner] = max(served_at[session.owner], session.served_at)
+        if session.ready:
+            queues[session.owner].append(session)
+    owners = sorted(queues, key=lambda owner: served_at[owner])
+    for turn in zip_longest(*(queues[owner] for owner in owners)):
         yield from (session for session in turn if session is not None)
+
+
+def victim(session: Session, active: Iterable[Session], granted: Sequence[Share]) -> Session | None:
+    """Who of the `active`, in order of admission, gives up its blocks for `session`.
+
+    Of those without a share: who waits for its device, or else who came last, if after `session`.
+    Of the ready ones the first admitted thus always gets on, and so do all in the end.
+    """
+    spared = {share.session.id for share in granted} | {session.id}
+    waiting: list[Session] = []
+    younger: list[Session] = []
+    later = False
+    for other in active:
+        later = later or other is session
+        if other.kv.blocks and other.id not in spared:
+            if not other.ready:
+                waiting.append(other)
+            elif later:
+                younger.append(other)
+    if waiting:
+        return min(waiting, key=lambda other: other.queued_at)
+    return younger[-1] if younger else None
 
 
 class ChunkSize:
     """How many prompt tokens join a pass that other sessions wait for.
 
     Steers passes with prompt tokens toward `stretch` times the usual pass without any: larger
-    chunks would hold up everyone's round, smaller ones the prompt.
+    chunks would hold up everyone's round, smaller ones the prompt. Every `look_every` passes
+    beside rounds go without a prompt, so that the usual stays known however many prompts come.
     """
 
-    def __init__(self, *, smallest: int = 16, largest: int = 512, stretch: float = 1.6) -> None:
+    def __init__(
+        self,
+        *,
+        smallest: int = 4,
+        largest: int = 512,
+        start: int = 32,
+        stretch: float = 1.6,
+        look_every: int = 32,
+    ) -> None:
         self._smallest = smallest
-        self._largest = largest
+        self._largest = max(largest, smallest)
         self._stretch = stretch
+        self._look_every = look_every
+        self._look_in = 0
         self._usual_s = 0.0
-        self._size = float(2 * smallest)
+        self._size = float(min(start, self._largest))
 
-    @property
-    def size(self) -> int:
-        """Prompt tokens for the next pass that others wait for."""
+    def next(self, *, beside_rounds: bool) -> int:
+        """Prompt tokens for the next pass; 0, when it is time to look, only beside rounds."""
+        if beside_rounds:
+            self._look_in -= 1
+            if self._look_in < 0:
+                self._look_in = self._look_every
+                return 0
         return round(self._size)
 
     def ran(self, prompt_tokens: int, seconds: float) -> None:
         """Learn from a pass in which rounds took part, with that many prompt tokens beside them."""
         if not prompt_tokens:
+            self._look_in = self._look_every
             self._usual_s += (0.2 if self._usual_s else 1.0) * (seconds - self._usual_s)
         elif self._usual_s and seconds:
             wanted = prompt_tokens * self._stretch * self._usual_s / seconds

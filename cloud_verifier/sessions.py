@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cloud_verifier.allowance import Allowance
 from cloud_verifier.kv_cache import BlockTable
 from cloud_verifier.target import Judgement
 from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
@@ -31,9 +32,6 @@ from draftwire.types import (
 )
 
 NO_EPOCH = -1
-
-YOUNG_ROUNDS = 16
-"""Rounds of a session before its drafts are limited by how few of them hold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +66,10 @@ class Session:
         self.reach = 0
         self.finish: FinishReason | None = None
         self.passes = self.drafted = self.accepted = self.cached = 0
-        self.queued_at = self.waiting_since = self.told_at = 0.0  # seconds of the engine's clock
+        self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
+        self.served_at = self.told_at = 0.0
         self.dropped = 0  # drafts that the last verdict left without judgement
-        self.rounds = 0
-        self.run = 0.0  # drafts that hold in a round, smoothed over rounds
+        self.allowance = Allowance(card.limits.max_rows - 1)
         self.stream: Stream | None = None
         self._forget_stream()
 
@@ -104,17 +102,19 @@ class Session:
         most = opening.stop.max_tokens
         return min(context, opening.start + most) if most else context
 
-    def open(self, opening: Open, history: list[int], stream: Stream) -> None:
-        """Attach a stream: go on where the generation stands, or begin a new one.
+    def open(self, opening: Open, history: list[int], stream: Stream) -> bool:
+        """Attach a stream; whether it goes on where the generation stands, or begins a new one.
 
         The session's KV must be empty: it is for what its tokens were.
         """
-        if not self._continues(opening, history):
+        resumed = self._continues(opening, history)
+        if not resumed:
             self._begin(opening, history)
         self._forget_stream()
         self.stream = stream
         self.attempt = opening.attempt
         self.anchor = len(history)
+        return resumed
 
     def greeting(self, known: int) -> list[ServerFrame]:
         """What a client that holds `known` tokens is told after its open (rules 5 and 6)."""
@@ -214,18 +214,14 @@ class Session:
         )
 
     @property
-    def allowance(self) -> int:
-        """Drafts that a pass judges: four times what usually holds, and none where nothing does.
+    def owed(self) -> int:
+        """Committed tokens that are not in KV yet: at least the last (rule 20)."""
+        return len(self.tokens) - self.kv.length
 
-        A device whose drafts are never accepted would else cost a wide pass for each token. What
-        is not judged is still compared with the target's own tokens, so that a device that gets
-        better is noticed.
-        """
-        if self.rounds < YOUNG_ROUNDS:
-            return self.card.limits.max_rows - 1
-        if self.run < 0.05:
-            return 0
-        return min(self.card.limits.max_rows - 1, 2 + round(4 * self.run))
+    @property
+    def in_prompt(self) -> bool:
+        """Whether it owes more than a round does: a prompt, or what it lost to others."""
+        return self.owed > self.card.limits.max_rows
 
     @property
     def room(self) -> int:
@@ -250,8 +246,7 @@ class Session:
         self.accepted += accepted
         if self.pending:
             held = self._reconcile(out, accepted)
-            self.rounds += 1
-            self.run += max(0.1, 1 / self.rounds) * (held - self.run)
+            self.allowance.learn(held)
         frames: list[ServerFrame] = [
             Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
         ]

@@ -161,7 +161,7 @@ class World:
     def evict(self) -> None:
         for session in self.engine.active.values():
             self.engine.pool.release(session.kv)
-        self.engine.pool.expire(float("inf"))
+        self.engine.pool.expire(float("inf"), 0)
 
     async def misfortune(self) -> None:
         for _ in range(self.rng.randint(0, 6)):
