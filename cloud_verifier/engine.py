@@ -170,8 +170,7 @@ class Engine:
         self.pool.adopt(session.kv, session.tokens)
         if not resumed:
             session.cached = min(session.kv.length, session.start)
-        held, cached = len(session.tokens), session.kv.length
-        self.observer.opened(session.start, held, cached, resumed=resumed)
+        self.observer.opened(session.start, session.kv.length, resumed=resumed)
         logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
         if fenced is not None:
             later = Superseded(

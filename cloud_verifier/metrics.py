@@ -53,7 +53,7 @@ class PrometheusObserver(Tally):
             ("generation_tokens", "Tokens committed.", self.committed),
             (
                 "prefix_cache_queries",
-                "Tokens looked up in the KV cache at an open.",
+                "Prompt tokens looked up in the KV cache.",
                 self.looked_up,
             ),
             ("prefix_cache_hits", "Of those, tokens found there.", self.found),

@@ -16,12 +16,10 @@ class Observer(Protocol):
     is called from both.
     """
 
-    def opened(
-        self, prompt_tokens: int, known_tokens: int, cached_tokens: int, *, resumed: bool
-    ) -> None:
+    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
         """A stream opened a generation, or resumed one.
 
-        Of the `known_tokens` of the session, prompt included, `cached_tokens` need no pass.
+        The KV of `cached_tokens`, which may be more than the prompt's, is there already.
         """
         ...
 
@@ -65,9 +63,7 @@ class Observer(Protocol):
 class Deaf:
     """Hears nothing."""
 
-    def opened(
-        self, prompt_tokens: int, known_tokens: int, cached_tokens: int, *, resumed: bool
-    ) -> None:
+    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
         """Ignored."""
 
     def passed(self, seconds: float, rows: int, sessions: int) -> None:

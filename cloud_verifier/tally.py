@@ -48,8 +48,8 @@ class Histogram:
 class Tally:
     """An `Observer` that counts what it hears.
 
-    Names ending in `_s` are seconds. `looked_up` tokens of sessions that opened were sought in
-    the KV cache, `found` of them were there.
+    Names ending in `_s` are seconds. `looked_up` prompt tokens were sought in the KV cache
+    when streams opened, `found` of them were there.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,12 @@ class Tally:
         self.queue_s, self.pass_s = Histogram(SECONDS), Histogram(SECONDS)
         self.rows_of_pass, self.sessions_of_pass = Histogram(SIZES), Histogram(SIZES)
 
-    def opened(
-        self, prompt_tokens: int, known_tokens: int, cached_tokens: int, *, resumed: bool
-    ) -> None:
+    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
         """Count an open."""
         self.prompt_tokens += 0 if resumed else prompt_tokens
         self.resumed += resumed
-        self.looked_up += known_tokens
-        self.found += cached_tokens
+        self.looked_up += prompt_tokens
+        self.found += min(cached_tokens, prompt_tokens)
 
     def passed(self, seconds: float, rows: int, sessions: int) -> None:
         """Count a pass."""
