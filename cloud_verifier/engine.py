@@ -303,4 +303,5 @@ class Engine:
 
     def _end(self, stream: Stream, error: DraftwireError) -> None:
         stream.closed = True
+        self.observer.refused(error.code)
         self._departures.append((stream, error))

@@ -12,8 +12,8 @@ from draftwire.types import Finished, FinishReason, ServerFrame, Verdict
 class Observer(Protocol):
     """Hears what happens, on the thread where it does: must be quick and must not raise.
 
-    The engine's thread speaks of passes and generations, the event loop's of streams. No method
-    is called from both.
+    The engine's thread speaks of passes and generations, the event loop's of frames; of errors,
+    each of its own.
     """
 
     def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:

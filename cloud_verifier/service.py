@@ -47,6 +47,7 @@ class _Channel:
         self.out: asyncio.Queue[ServerFrame | DraftwireError | None] = asyncio.Queue()
         self.slots = asyncio.Semaphore(UNREAD_FRAMES)
         self.longest = longest
+        self.engines: DraftwireError | None = None  # the engine's word on why the stream ended
 
     def put(self, item: ServerFrame | DraftwireError | None) -> bool:
         """Queue something for the client; False if it has fallen too far behind."""
@@ -109,7 +110,7 @@ class VerifierService:
                 if isinstance(item, Finished):
                     break
         except DraftwireError as error:
-            self._refused(stream, error)
+            self._refused(stream, error, reported=error is channel.engines)
             raise
         finally:
             reader.cancel()
@@ -183,10 +184,11 @@ class VerifierService:
         self._inbox.append(Arrival(stream, frame, self._clock()))
         self._wake.set()
 
-    def _refused(self, stream: Stream, error: DraftwireError) -> None:
+    def _refused(self, stream: Stream, error: DraftwireError, *, reported: bool) -> None:
         if error.session_id is None and stream.session is not None:
             error.session_id = stream.session.id.hex()
-        self.engine.observer.refused(error.code)
+        if not reported:
+            self.engine.observer.refused(error.code)
         # Of the message nothing is logged: it may tell the client of its own tokens.
         ours = isinstance(error, SlowReader | InternalError)
         logger.log(
@@ -196,8 +198,11 @@ class VerifierService:
         )
 
     def _tell(self, stream: Stream, item: ServerFrame | DraftwireError) -> None:
-        channel = self._channels.get(stream)
-        if channel is not None and not channel.put(item):
+        if (channel := self._channels.get(stream)) is None:
+            return
+        if isinstance(item, DraftwireError):
+            channel.engines = item
+        if not channel.put(item):
             self._arrive(stream, Detached())
 
     async def _something(self) -> None:

@@ -1,11 +1,12 @@
 """What a verifier has done so far, in plain numbers.
 
 Adding to a number costs far less than a metric of prometheus_client, whose locks every pass would
-pay for. Each number is written by one thread and may be read by any.
+pay for. Each number is written by one thread, but for errors, and may be read by any.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Tally:
         self.stale_tokens = self.wasted_tokens = 0
         self.prompt_tokens = self.looked_up = self.found = self.resumed = self.preemptions = 0
         self.ends = Counter({reason.value: 0 for reason in FinishReason})
+        self._lock = threading.Lock()  # errors come from two threads
         self.errors = Counter(dict.fromkeys(BY_CODE, 0))
         self.up_bytes = Counter({"open": 0, "draft": 0, "cancel": 0})
         self.down_bytes = Counter({"opened": 0, "verdict": 0, "finished": 0})
@@ -114,7 +116,8 @@ class Tally:
 
     def refused(self, code: str) -> None:
         """Count an error."""
-        self.errors[code] += 1
+        with self._lock:
+            self.errors[code] += 1
 
     def received(self, frame: str, payload_bytes: int) -> None:
         """Count a client's frame."""
