@@ -234,7 +234,7 @@ async def test_a_client_that_vanishes_leaves_no_session_in_flight() -> None:
         await client.leave()
         await world.settle()
         assert not world.engine.active
-        assert world.engine.pool.reserved == 0
+        assert world.engine.pool.held == 0
         passes = len(world.handovers)
         await world.settle()
         assert len(world.handovers) == passes
