@@ -257,9 +257,8 @@ class Engine:
     ) -> None:
         ended = self._clock()
         tokens = sum(share.tokens for share in shares)
-        if not all(share.prompt for share in shares):
-            prompts = sum(share.owed for share in shares if share.prompt)
-            self._chunk.ran(prompts, ended - started)
+        prompts = sum(share.owed for share in shares if share.prompt)
+        self._chunk.ran(prompts, ended - started)
         self.observer.passed(ended - started, tokens, len(shares))
         for share, judgement in zip(shares, judgements, strict=True):
             session = share.session

@@ -134,7 +134,7 @@ class ChunkSize:
         *,
         smallest: int = 4,
         largest: int = 512,
-        start: int = 32,
+        start: int = 16,
         stretch: float = 1.6,
         look_every: int = 32,
     ) -> None:
@@ -156,11 +156,11 @@ class ChunkSize:
         return round(self._size)
 
     def ran(self, prompt_tokens: int, seconds: float) -> None:
-        """Learn from a pass in which rounds took part, with that many prompt tokens beside them."""
+        """Learn from a pass with that many prompt tokens, beside rounds or while none had come."""
         if not prompt_tokens:
             self._look_in = self._look_every
             self._usual_s += (0.2 if self._usual_s else 1.0) * (seconds - self._usual_s)
         elif self._usual_s and seconds:
             wanted = prompt_tokens * self._stretch * self._usual_s / seconds
-            step = min(max(wanted, 0.7 * self._size), 1.2 * self._size)
+            step = min(max(wanted, 0.5 * self._size), 1.2 * self._size)
             self._size = min(max(step, self._smallest), self._largest)

@@ -115,7 +115,7 @@ class WatchedEngine(Engine):
 
     async def until_quiet(self) -> None:
         await self.until(lambda: not self.active)
-        assert self.pool.reserved == 0
+        assert self.pool.held == 0
 
 
 @contextlib.asynccontextmanager

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_bench import MODEL, PROMPT, Verifier, go, most, opening
 
-from cloud_verifier.engine import Arrival, Detached, Engine, EngineConfig
-from cloud_verifier.sessions import Stream
-from cloud_verifier.table_target import TableTarget
-from cloud_verifier.target import Judgement, Row
+from cloud_verifier.engine import Detached
 from draftwire.errors import (
     DraftwireError,
     Draining,
@@ -31,7 +27,6 @@ from draftwire.errors import (
     UnsupportedParameter,
     VocabularyMismatch,
 )
-from draftwire.testing.table import TableModel
 from draftwire.types import (
     Cancel,
     ClientFrame,
@@ -40,138 +35,13 @@ from draftwire.types import (
     Finished,
     FinishReason,
     Grammar,
-    History,
-    Open,
     Opened,
     SamplingParams,
-    ServerFrame,
-    ServingLimits,
     StopRules,
     Timing,
-    Tokens,
     Verdict,
     VerifyMode,
-    history_hash,
 )
-
-MODEL = TableModel(vocabulary_size=50, states=256, seed=3)
-PROMPT = (5, 6, 7)
-
-
-class Target(TableTarget):
-    """Remembers its passes; breaks while told to."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(MODEL, **options)
-        self.passes: list[Sequence[Row]] = []
-        self.broken = False
-
-    def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
-        self.passes.append([replace(row, blocks=tuple(row.blocks)) for row in rows])
-        if self.broken:
-            raise RuntimeError("out of memory")
-        return super().verify(rows)
-
-
-class Verifier:
-    """An engine, its clock, the frames under way to it and those that came back."""
-
-    def __init__(
-        self,
-        *,
-        max_context: int = 100,
-        max_rows: int = 6,
-        num_blocks: int = 100,
-        block_size: int = 4,
-        **config: Any,
-    ) -> None:
-        limits = ServingLimits(
-            max_context=max_context, max_rows=max_rows, max_pending=20, max_credit=60
-        )
-        self.now = 0.0
-        self.target = Target(limits=limits, num_blocks=num_blocks, block_size=block_size)
-        self.engine = Engine(self.target, EngineConfig(**config), lambda: self.now)
-        self.heard: dict[Stream, list[ServerFrame | DraftwireError]] = {}
-        self._arrivals: list[Arrival] = []
-
-    def send(self, stream: Stream, *frames: ClientFrame | Detached) -> None:
-        self._arrivals += [Arrival(stream, frame, self.now) for frame in frames]
-
-    def step(self) -> None:
-        arrivals, self._arrivals = self._arrivals, []
-        for stream, item in self.engine.step(arrivals):
-            self.heard.setdefault(stream, []).append(item)
-
-    def settle(self) -> None:
-        """Step until there is nothing to do."""
-        self.step()
-        while self.engine.has_work:
-            self.step()
-
-    def begin(self, *frames: ClientFrame, owner: str = "") -> Stream:
-        """A new stream with these frames, not yet applied."""
-        stream = Stream(owner)
-        self.send(stream, *frames)
-        return stream
-
-    def verdicts(self, stream: Stream) -> list[Verdict]:
-        return [item for item in self.heard.get(stream, ()) if isinstance(item, Verdict)]
-
-    def text(self, stream: Stream, drafted: Tokens = ()) -> list[int]:
-        """What the stream's verdicts commit, the first of them judging `drafted`."""
-        text: list[int] = []
-        for verdict in self.verdicts(stream):
-            text += [*drafted[: verdict.accepted], *verdict.next]
-            drafted = ()
-        return text
-
-    def last(self, stream: Stream) -> ServerFrame | DraftwireError:
-        return self.heard[stream][-1]
-
-    def refusal(self, *frames: ClientFrame, owner: str = "") -> DraftwireError:
-        """What a stream of these frames is refused with."""
-        stream = self.begin(*frames, owner=owner)
-        self.settle()
-        error = self.last(stream)
-        assert isinstance(error, DraftwireError), error
-        return error
-
-    def check_books(self) -> None:
-        """Every block has one owner or is free."""
-        engine, pool = self.engine, self.engine.pool
-        sessions = [*engine.active.values(), *engine.idle.values()]
-        held = [block for session in sessions for block in session.kv.blocks]
-        assert len(held) == len(set(held))
-        assert len(held) + pool.free == pool.num_blocks
-        assert pool.reserved == sum(session.kv.reserved for session in engine.active.values())
-        assert all(session.kv.length < len(session.tokens) for session in sessions)
-
-
-def opening(name: int = 1, prompt: Tokens = PROMPT, *, prefix: int = 0, **changes: Any) -> Open:
-    """An open of session `name`, the first `prefix` tokens by hash."""
-    history = History(
-        tokens=tuple(prompt[prefix:]),
-        prefix_length=prefix,
-        prefix_hash=history_hash(prompt[:prefix]),
-    )
-    values: dict[str, Any] = {
-        "session_id": name.to_bytes(16),
-        "attempt": 1,
-        "generation": 1,
-        "start": len(prompt),
-        "vocabulary_fingerprint": TableTarget(MODEL).card.target.vocabulary_fingerprint,
-    }
-    return Open(history=history, **(values | changes))
-
-
-def most(tokens: int) -> StopRules:
-    return StopRules(max_tokens=tokens)
-
-
-def go(prompt: Tokens = PROMPT, credit: int = 60) -> Draft:
-    """An empty draft: the cloud decodes alone."""
-    return Draft(base=len(prompt), epoch=0, credit=credit)
-
 
 # ------------------------------------------------------------------ passes
 
@@ -235,8 +105,8 @@ def test_a_long_prompt_goes_in_chunks_and_holds_nobody_up() -> None:
     while not verifier.verdicts(long):
         verifier.step()
         chunks += 1
-    assert chunks == 5  # 5, then 5 or 6 a step
-    assert len(verifier.verdicts(short)) >= 4
+    assert chunks == 7  # one without it, then 4 tokens a pass
+    assert len(verifier.verdicts(short)) == 7  # a token each
     assert all(sum(len(row.tokens) for row in rows) <= 6 for rows in verifier.target.passes)
     assert verifier.text(long) == MODEL.generate(range(1, 24), 1)
 
@@ -329,7 +199,7 @@ def test_after_a_failed_pass_the_session_goes_on_where_it_stood() -> None:
     verifier.settle()
     opened = verifier.heard[stream][0]
     assert isinstance(opened, Opened)
-    assert opened.cached == 0  # what the pass left in KV isn't trusted
+    assert opened.cached == 4  # of full blocks, which the pass could not touch
     assert verifier.text(hit) + verifier.text(stream) == MODEL.generate(PROMPT, 8)
     verifier.check_books()
 
@@ -397,7 +267,7 @@ def test_what_follows_an_error_on_a_stream_is_ignored() -> None:
     assert not verifier.engine.active
 
 
-def test_rule_23_cancel_ends_the_generation_and_frees_its_promise() -> None:
+def test_rule_23_cancel_ends_the_generation_and_lets_go_of_its_blocks() -> None:
     verifier = Verifier()
     stream = verifier.begin(opening(), go())
     verifier.step()
@@ -405,7 +275,7 @@ def test_rule_23_cancel_ends_the_generation_and_frees_its_promise() -> None:
     verifier.settle()
     ends = [item for item in verifier.heard[stream] if isinstance(item, Finished)]
     assert [(end.reason, end.length) for end in ends] == [(FinishReason.CANCELLED, 4)]
-    assert verifier.engine.pool.reserved == 0
+    assert verifier.engine.pool.held == 0
     assert not verifier.engine.active
 
 
@@ -417,7 +287,7 @@ def test_rule_23_a_client_that_vanishes_leaves_no_session_in_flight() -> None:
     verifier.settle()
     assert len(verifier.target.passes) == 1
     assert not verifier.engine.active
-    assert verifier.engine.pool.reserved == 0
+    assert verifier.engine.pool.held == 0
 
 
 def test_a_client_that_vanishes_before_its_open_was_applied_leaves_nothing_running() -> None:
@@ -483,61 +353,19 @@ def test_a_full_server_lets_those_it_serves_open_again() -> None:
     assert isinstance(verifier.last(again), Verdict)
 
 
-def test_kv_memory_is_promised_before_it_is_used() -> None:
+def test_a_text_that_could_never_fit_is_refused_for_good() -> None:
     verifier = Verifier(num_blocks=10, block_size=4)
-    served = verifier.begin(opening(1, stop=most(21)), go())  # 24 positions, 6 blocks
-    verifier.step()
-    error = verifier.refusal(opening(2, stop=most(14)))  # 17 positions, 5 blocks
-    assert isinstance(error, ServerFull)
-    assert "KV" in error.message
-    assert opening(2).session_id not in verifier.engine.active
-    fits = verifier.begin(opening(3, stop=most(13)), go())
+    error = verifier.refusal(opening(1, stop=most(38)))
+    assert isinstance(error, PromptTooLong)
+    assert not error.retryable
+    assert "41" in error.message
+    assert "--kv-tokens" in error.remedy
+    fits = verifier.begin(opening(1, stop=most(37)), go())
     verifier.settle()
-    assert verifier.text(served) == MODEL.generate(PROMPT, 21)
-    assert verifier.text(fits) == MODEL.generate(PROMPT, 13)
-    verifier.check_books()
+    assert verifier.text(fits) == MODEL.generate(PROMPT, 37)
 
 
-def test_a_session_refused_for_want_of_kv_keeps_what_it_had() -> None:
-    verifier = Verifier(num_blocks=10, block_size=4)
-    first = verifier.begin(opening(1, stop=most(4)), go())
-    verifier.settle()
-    text = (*PROMPT, *verifier.text(first))
-    turn = (*text, 9)
-    verifier.begin(opening(2, stop=most(21)))
-    verifier.step()
-    wants = opening(1, turn, prefix=7, attempt=2, generation=2, stop=most(20))
-    assert isinstance(verifier.refusal(wants), ServerFull)
-    small = verifier.begin(replace(wants, attempt=3, stop=most(1)), go(turn))
-    verifier.settle()
-    assert verifier.text(small) == MODEL.generate(turn, 1)
-
-
-def test_idle_kv_is_taken_when_others_need_it_and_that_costs_only_recomputation() -> None:
-    verifier = Verifier(num_blocks=10, block_size=4)
-    texts = {}
-    for name in (1, 2):
-        stream = verifier.begin(opening(name, (name, 6, 7), stop=most(9)), go())
-        verifier.settle()
-        texts[name] = (name, 6, 7, *verifier.text(stream))
-    verifier.begin(opening(3, stop=most(17)), go())  # 5 blocks, 4 are free
-    verifier.settle()
-    cached = {}
-    for name in (2, 1):
-        turn = (*texts[name], 8)
-        stream = verifier.begin(
-            opening(name, turn, prefix=12, attempt=2, generation=2, stop=most(3)), go(turn)
-        )
-        verifier.settle()
-        assert verifier.text(stream) == MODEL.generate(turn, 3)
-        opened = verifier.heard[stream][0]
-        assert isinstance(opened, Opened)
-        cached[name] = opened.cached
-    assert cached == {1: 0, 2: 11}  # the longest idle went first
-    verifier.check_books()
-
-
-def test_a_short_turn_after_a_long_one_leaves_others_what_they_were_promised() -> None:
+def test_a_short_turn_after_a_long_one_leaves_others_room() -> None:
     verifier = Verifier(num_blocks=10, block_size=4)
     verifier.begin(opening(1, stop=most(33)), go())
     verifier.settle()
@@ -561,6 +389,7 @@ def test_rule_24_a_session_is_forgotten_when_its_time_is_up() -> None:
     verifier.step()
     assert not verifier.engine.idle
     assert verifier.engine.pool.free == 100
+    assert verifier.engine.next_expiry is None
     text = (*PROMPT, *verifier.text(stream), 9)
     error = verifier.refusal(opening(prompt=text, prefix=7, attempt=2, generation=2))
     assert isinstance(error, SessionGone)
@@ -639,7 +468,7 @@ def test_what_is_not_served_is_refused_by_name_before_any_work(
     assert verifier.target.passes == []
     assert not verifier.engine.active
     assert not verifier.engine.idle
-    assert verifier.engine.pool.reserved == 0
+    assert verifier.engine.pool.held == 0
 
 
 def test_all_that_is_refused_is_named_at_once() -> None:
@@ -716,7 +545,6 @@ class Device:
         self.text = [1 + name]
         self.attempt = self.generation = 0
         self.texts = 0
-        self.refused = 0
         self.turn()
 
     def turn(self) -> None:
@@ -766,10 +594,8 @@ class Device:
                     self.turn()
                     return
                 case ServerFull():
-                    self.refused += 1
                     self.sent = []
-                    again = self.open if self.rng.random() < 0.5 else self.turn
-                    again()
+                    self.open()
                     return
                 case DraftwireError():
                     raise item
@@ -784,8 +610,9 @@ class Device:
 def test_texts_are_right_though_kv_is_short_and_sessions_come_and_go(seed: int) -> None:
     rng = random.Random(seed)
     verifier = Verifier(
-        num_blocks=rng.choice([30, 45]),
-        block_size=rng.choice([2, 4]),
+        max_context=80,
+        num_blocks=25,
+        block_size=4,
         max_batch_tokens=rng.choice([7, 40]),
         max_sessions=6,
         max_retained=5,
@@ -796,8 +623,8 @@ def test_texts_are_right_though_kv_is_short_and_sessions_come_and_go(seed: int) 
         verifier.now += 1
         verifier.step()
         verifier.check_books()
-        for device in devices:
+        for device in rng.sample(devices, len(devices)):
             device.listen()
     assert min(device.texts for device in devices) > 0
-    assert sum(device.texts for device in devices) > 40
-    assert sum(device.refused for device in devices) > 10
+    assert sum(device.texts for device in devices) > 15
+    assert verifier.recorder.preemptions > 10

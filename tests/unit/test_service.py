@@ -55,10 +55,13 @@ def on_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 class Serving:
     """A running service whose passes take 10 ms and can be held up or made to fail."""
 
-    def __init__(self, max_pending: int = 20, max_credit: int = 60, **config: Any) -> None:
+    def __init__(
+        self, max_pending: int = 20, max_credit: int = 60, num_blocks: int = 256, **config: Any
+    ) -> None:
         limits = ServingLimits(max_context=400, max_pending=max_pending, max_credit=max_credit)
         clock = asyncio.get_running_loop().time
-        self.engine = Engine(TableTarget(MODEL, limits=limits), EngineConfig(**config), clock)
+        target = TableTarget(MODEL, limits=limits, num_blocks=num_blocks)
+        self.engine = Engine(target, EngineConfig(**config), clock)
         self.service = VerifierService(self.engine, self._compute, clock)
         self.handovers: list[int] = []
         self.fault: Exception | None = None
@@ -234,7 +237,7 @@ async def test_a_client_that_vanishes_leaves_no_session_in_flight() -> None:
         await client.leave()
         await world.settle()
         assert not world.engine.active
-        assert world.engine.pool.reserved == 0
+        assert world.engine.pool.held == 0
         passes = len(world.handovers)
         await world.settle()
         assert len(world.handovers) == passes
@@ -361,6 +364,38 @@ async def test_an_idle_service_does_nothing() -> None:
         await asyncio.sleep(5000)
         assert len(world.handovers) == handovers
         await client.leave()
+
+
+@on_virtual_time
+async def test_cached_kv_expires_though_nothing_happens_and_at_one_wake_up() -> None:
+    async with serving(session_ttl_s=60.0, max_retained=0) as world:
+        await Client(world, opening(stop=most(40)), go()).rest()
+        await world.settle()
+        assert world.engine.pool.cached > 0
+        handovers = len(world.handovers)
+        await asyncio.sleep(58)
+        assert len(world.handovers) == handovers
+        await asyncio.sleep(5)
+        assert len(world.handovers) == handovers + 1
+        assert world.engine.pool.free == world.engine.pool.num_blocks
+
+
+@on_virtual_time
+async def test_those_whose_kv_was_taken_get_on_without_a_frame_and_no_handover_is_idle() -> None:
+    async with serving(num_blocks=8) as world:
+        clients = [Client(world, opening(name, stop=most(100)), go(60)) for name in range(3)]
+        reads = [asyncio.create_task(client.rest()) for client in clients]
+        for at in range(60, 200, 50):
+            await asyncio.sleep(100 * PASS_S)
+            for client in clients:
+                client.send(Draft(base=3 + min(at, 60), epoch=0, credit=60))
+        for frames in await asyncio.gather(*reads):
+            assert text(frames) == MODEL.generate(PROMPT, 100)
+        passes = sum(isinstance(frame, Verdict) for read in reads for frame in read.result())
+        assert len(world.handovers) < passes + 60
+        handovers = len(world.handovers)
+        await asyncio.sleep(100)
+        assert len(world.handovers) <= handovers + 1
 
 
 # ------------------------------------------------------------------ the end of it
