@@ -114,8 +114,8 @@ class Generation:
 
     Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
-    `outcomes` are the drafts that the target judged: confidence, and whether it agreed; `rtts_s`
-    the round trips measured, `opens` the streams it took.
+    `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
+    `rtts_s` the round trips measured, `opens` the streams it took.
     """
 
     def __init__(
@@ -152,6 +152,8 @@ class Generation:
         Raises the verifier's errors, and `LinkLost` when it can't be reached for too long.
         """
         self.running = True
+        if self._cancelled.is_set():
+            self._finish_cancelled()
         try:
             while self.finished is None:
                 try:
@@ -278,7 +280,7 @@ class Generation:
         sent = branch.sent
         commits = branch.apply(verdict)
         outcomes, branch.outcomes = branch.outcomes, []
-        self.outcomes += outcomes
+        self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
         self._patience.news()
         queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6
@@ -375,11 +377,11 @@ class Generation:
 
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
-        await link.send(Cancel())
         late = DeadlineExceeded("the verifier did not confirm the cancel")
         asyncio.get_running_loop().call_later(
             self._session.retry.cancel_timeout_s, self._events.put_nowait, late
         )
+        await link.send(Cancel())
 
     async def _leave(self, link: Link) -> None:
         """Whoever wanted the text has gone: tell the verifier, and wait a little for its word."""
