@@ -141,7 +141,7 @@ def test_outcomes_say_of_each_judged_draft_whether_the_target_agreed() -> None:
 def test_rule_22_truncating_takes_back_committed_tokens_and_all_drafts() -> None:
     ours = branch(10, 11, sent=1)
     ours.truncate(2)
-    assert (ours.committed, ours.tail, ours.sent) == ([1, 2], [], 0)
+    assert (ours.committed, ours.tail, ours.confidences, ours.sent) == ([1, 2], [], [], 0)
     assert ours.agreed == 2
 
 
@@ -260,7 +260,7 @@ def test_the_cloud_alone_is_granted_more_when_half_is_used_up(left: int, due: bo
 
 
 def test_turning_to_the_cloud_keeps_what_is_sent_and_drops_the_rest() -> None:
-    ours = branch(10, 11, 12, sent=2, credit=0)
+    ours = branch(10, 11, 12, sent=2, credit=4)
     assert ours.due(CLOUD, LIMITS, more=False) == Draft(base=5, epoch=0, credit=8)
     assert ours.tail == [10, 11]
 
@@ -298,6 +298,9 @@ def test_limits_of_the_verifier_bound_what_is_sent_and_granted() -> None:
     assert frame is not None
     assert (len(frame.tokens), frame.credit) == (6, 10)
     assert ours.due(wide, LIMITS, more=False) is None
+    one_left = branch(*range(10, 16), sent=5).due(wide, LIMITS, more=False)
+    assert one_left is not None
+    assert one_left.tokens == (15,)
     alone = branch().due(Plan.cloud_alone(99), LIMITS, more=False)
     assert alone is not None
     assert alone.credit == 10
