@@ -144,6 +144,7 @@ class Generation:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
         self._asked_at: float | None = None
+        self._unread = True  # no pass of this stream has been heard of
         self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
@@ -294,6 +295,7 @@ class Generation:
             Round(
                 committed=len(commits),
                 sent=sent,
+                first=self._unread,
                 outcomes=outcomes,
                 rtt_s=rtt_s,
                 queue_s=queue_s,
@@ -301,6 +303,7 @@ class Generation:
                 pass_rows=timing.pass_rows,
             )
         )
+        self._unread = self._unread and not timing.pass_rows
         return commits
 
     def _take_opened(self, opened: Opened) -> None:
@@ -337,6 +340,7 @@ class Generation:
             if isinstance(event := left.get_nowait(), Drafted | Cancel):
                 self._post(event)
         branch.new_stream()
+        self._unread = True
         self._opened_with = len(branch.committed)
         known = session.known
         await link.send(
