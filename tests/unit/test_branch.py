@@ -214,6 +214,28 @@ def test_waiting_sends_nothing_while_drafts_are_out() -> None:
     assert branch(10, 11, 12, 13, sent=3).due(WAITING, LIMITS, more=False) is None
 
 
+def test_waiting_holds_a_lone_draft_of_the_token_that_the_verifier_is_at() -> None:
+    plan = Plan.waiting(1)
+    ours = branch()
+    ours.take(0, 1)
+    ours.push(10, 0.1)
+    assert ours.due(plan, LIMITS, more=False) is None
+    assert not ours.idle  # rule 21: the verifier has credit for it
+    ours.apply(verdict(3, 0, 10))
+    ours.push(11, 0.1)
+    assert ours.due(plan, LIMITS, more=False) == Draft(base=4, epoch=0, tokens=(11,), credit=1)
+
+
+def test_waiting_sends_drafts_that_reach_beyond_the_token_that_the_verifier_is_at() -> None:
+    ours = branch()
+    ours.take(0, 1)
+    for token in (10, 11, 12):
+        ours.push(token, 0.1)
+    assert ours.due(WAITING, LIMITS, more=False) == Draft(
+        base=3, epoch=0, tokens=(10, 11, 12), credit=1
+    )
+
+
 def test_pipelining_sends_chunks_while_drafts_are_out() -> None:
     ours = branch(10, 11, 12, sent=2)
     assert ours.due(PIPELINED, LIMITS, more=True) is None
