@@ -22,6 +22,7 @@ from draftwire.testing.memory import MemoryFaults, MemoryTransport
 from draftwire.testing.table import TableModel
 from draftwire.types import ClientFrame, Draft, ServerFrame, StopRules
 from edge_client.branch import Commit
+from edge_client.drafter import Drafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Controller
 from edge_client.session import Generation, Session
@@ -97,10 +98,14 @@ class World:
         self.service = VerifierService(
             Engine(self.target, clock=self._clock), self._compute, self._clock
         )
-        self.drafter = TableDrafter(draft_model(self.rate), draft_time_s=self.draft_ms / 1e3)
+        self.drafter = self.new_drafter()
         self.transport = MemoryTransport(
             self._decode, self.target.card, MemoryFaults(delay_s=self.rtt_ms / 2e3)
         )
+
+    def new_drafter(self) -> TableDrafter:
+        """A drafter of its rate and speed."""
+        return TableDrafter(draft_model(self.rate), draft_time_s=self.draft_ms / 1e3)
 
     async def _compute(self, step: Step, arrivals: Sequence[Arrival]) -> list[Departure]:
         """A pass takes virtual time; what it has to say is heard afterwards."""
@@ -122,19 +127,23 @@ class World:
             async for answer in answers:
                 yield answer
 
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """A session in this world, while its verifier runs."""
+    def session(self, drafter: Drafter | None) -> Session:
+        """A session in this world."""
         card = self.target.card
+        return Session(
+            self.transport,
+            card,
+            fingerprint=card.target.vocabulary_fingerprint,
+            drafter=drafter,
+            clock=asyncio.get_running_loop().time,
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """The verifier runs."""
         running = asyncio.create_task(self.service.run())
         try:
-            yield Session(
-                self.transport,
-                card,
-                fingerprint=card.target.vocabulary_fingerprint,
-                drafter=self.drafter,
-                clock=asyncio.get_running_loop().time,
-            )
+            yield
         finally:
             await self.transport.close()
             running.cancel()
@@ -182,7 +191,8 @@ def measure(
     """One generation in a world, on virtual time."""
 
     async def scenario() -> Run:
-        async with world.session() as session:
+        async with world.serving():
+            session = world.session(world.drafter)
             return await generate(session, controller, max_tokens, prompt)
 
     return run_virtual(scenario())

@@ -70,6 +70,15 @@ class Branch:
         return max(0, len(self.committed) - self.agreed)
 
     @property
+    def _late(self) -> bool:
+        """Whether the only draft is of the very token that the verifier is at by itself.
+
+        Sent, it would be skipped and only pass on its credit, so that the verifier is a token
+        ahead of the next one too: rounds of one draft would never again be of use.
+        """
+        return len(self.tail) == 1 and self.granted == len(self.committed) + 1
+
+    @property
     def idle(self) -> bool:
         """Whether the verifier has nothing to do here, as far as the client knows (rule 21)."""
         return not self.sent and self.granted <= len(self.committed)
@@ -108,7 +117,7 @@ class Branch:
                 self.drop_unsent()
             left = self.granted - len(self.committed) - self.sent
             return self.take(0, credit) if left <= credit // 2 else None
-        if self.sent and not plan.pipelined:
+        if not plan.pipelined and (self.sent or self._late):
             return None
         room = limits.max_pending - self.sent
         if self.unsent and room > 0 and (self.unsent >= plan.chunk or not more):

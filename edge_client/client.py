@@ -55,7 +55,7 @@ class AsyncStream:
         self._sampling = sampling
         self._stop = stop
         self._generation: Generation | None = None
-        self._cancelled = False
+        self._cancelled = asyncio.Event()
         self._summary: Summary | None = None
         self._deltas = self._run()
 
@@ -82,7 +82,7 @@ class AsyncStream:
 
     def cancel(self) -> None:
         """End the generation; the iterator ends with what is committed by then."""
-        self._cancelled = True
+        self._cancelled.set()
         if self._generation is not None:
             self._generation.cancel()
 
@@ -103,11 +103,11 @@ class AsyncStream:
         tokens: list[Token] = []
         text: list[str] = []
         session = await self._session()
-        async with self._client.drafting(session):
+        async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
                 self._prompt, self._controller, sampling=self._sampling, stop=self._stop
             )
-            if self._cancelled:
+            if self._cancelled.is_set():
                 generation.cancel()
             try:
                 async with contextlib.aclosing(generation.run()) as run:
@@ -157,6 +157,7 @@ class AsyncEdgeClient:
         for drafter in self._drafters:
             self._free.put_nowait(drafter)
         self._retry = retry
+        self._streams: set[AsyncStream] = set()
         self._card: ModelCard | None = None
         self._adaptive = AdaptiveController()  # what one generation measured serves the next
 
@@ -221,6 +222,8 @@ class AsyncEdgeClient:
             tokens = (
                 self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt or ())
             )
+        if not tokens:
+            raise InvalidRequest("the prompt is empty", remedy="give it a token at least")
         sampling = SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -253,20 +256,27 @@ class AsyncEdgeClient:
         return AsyncChat(self, system)
 
     @contextlib.asynccontextmanager
-    async def drafting(self, session: Session) -> AsyncGenerator[None]:
-        """Lend the session a drafter, waiting for a free one; none if there are none."""
-        if not self._drafters:
-            yield
-            return
-        drafter = session.drafter = await self._free.get()
+    async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:
+        """Lend the session a drafter, waiting for a free one unless `stream` is cancelled."""
+        lent = asyncio.create_task(self._free.get()) if self._drafters else None
+        cancelled = asyncio.create_task(stream._cancelled.wait())
+        self._streams.add(stream)
         try:
+            if lent is not None:
+                await asyncio.wait({lent, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+                session.drafter = lent.result() if lent.done() else None
             yield
         finally:
+            self._streams.discard(stream)
             session.drafter = None
-            self._free.put_nowait(drafter)
+            cancelled.cancel()
+            if lent is not None and not lent.cancel():
+                self._free.put_nowait(lent.result())
 
     async def close(self) -> None:
-        """Close the connection and the drafters."""
+        """Cancel what is being generated, close the connection and the drafters."""
+        for stream in self._streams:
+            stream.cancel()
         await self._transport.close()
         for drafter in self._drafters:
             await drafter.close()

@@ -118,8 +118,8 @@ class AdaptiveController:
         if outcome.rtt_s is not None:
             self.rtt_s.add(outcome.rtt_s)
             self.queue_s.add(outcome.queue_s)
-        if outcome.pass_rows == 1 or outcome.sent:  # others read prompts
-            self.passes.add(outcome.pass_rows, outcome.pass_s)
+        if outcome.pass_rows and not outcome.first:
+            self.passes.add(min(outcome.sent + 1, outcome.pass_rows), outcome.pass_s)
         self._alone_tokens += outcome.committed
         if self._timed:
             self._choose()

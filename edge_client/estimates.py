@@ -33,11 +33,11 @@ class Smoothed:
 
 @dataclass(slots=True)
 class PassTime:
-    """Seconds a pass takes by its rows: `single` for one row, `fixed` + `each`·rows for more.
+    """Seconds a pass takes by our rows in it: `single` for one, `fixed` + `each`·rows for more.
 
-    The step from one row to two can be large, so that one line through both would be wrong
-    everywhere. The line is least squares with exponential forgetting, drawn toward level while
-    all passes are of about one size.
+    Rows of other sessions count as what a pass takes anyway. The step from one row to two can be
+    large, so that one line through both would be wrong everywhere. The line is least squares with
+    exponential forgetting, drawn toward level while all passes are of about one size.
     """
 
     forget: float = 0.9

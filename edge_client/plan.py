@@ -62,12 +62,14 @@ class View:
 class Round:
     """What a verdict taught. Times in seconds; `rtt_s` only where it could be told apart.
 
-    `sent` drafts were with the verifier. `outcomes` are the drafts that were judged, sent or
-    not: confidence, and whether the target agreed.
+    `sent` drafts were with the verifier; the `first` verdict of a stream may have read a prompt.
+    `outcomes` are the drafts that were judged, sent or not: confidence, and whether the target
+    agreed. `pass_rows` counts those of other sessions too.
     """
 
     committed: int
     sent: int
+    first: bool
     outcomes: Sequence[tuple[float, bool]]
     rtt_s: float | None
     queue_s: float

@@ -114,8 +114,8 @@ class Generation:
 
     Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
-    `outcomes` are the drafts that the target judged: confidence, and whether it agreed; `rtts_s`
-    the round trips measured, `opens` the streams it took.
+    `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
+    `rtts_s` the round trips measured, `opens` the streams it took.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class Generation:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
         self._asked_at: float | None = None
+        self._unread = True  # no pass of this stream has been heard of
         self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
@@ -152,6 +153,8 @@ class Generation:
         Raises the verifier's errors, and `LinkLost` when it can't be reached for too long.
         """
         self.running = True
+        if self._cancelled.is_set():
+            self._finish_cancelled()
         try:
             while self.finished is None:
                 try:
@@ -278,7 +281,7 @@ class Generation:
         sent = branch.sent
         commits = branch.apply(verdict)
         outcomes, branch.outcomes = branch.outcomes, []
-        self.outcomes += outcomes
+        self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
         self._patience.news()
         queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6
@@ -292,6 +295,7 @@ class Generation:
             Round(
                 committed=len(commits),
                 sent=sent,
+                first=self._unread,
                 outcomes=outcomes,
                 rtt_s=rtt_s,
                 queue_s=queue_s,
@@ -299,6 +303,7 @@ class Generation:
                 pass_rows=timing.pass_rows,
             )
         )
+        self._unread = self._unread and not timing.pass_rows
         return commits
 
     def _take_opened(self, opened: Opened) -> None:
@@ -335,6 +340,7 @@ class Generation:
             if isinstance(event := left.get_nowait(), Drafted | Cancel):
                 self._post(event)
         branch.new_stream()
+        self._unread = True
         self._opened_with = len(branch.committed)
         known = session.known
         await link.send(
@@ -375,11 +381,11 @@ class Generation:
 
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
-        await link.send(Cancel())
         late = DeadlineExceeded("the verifier did not confirm the cancel")
         asyncio.get_running_loop().call_later(
             self._session.retry.cancel_timeout_s, self._events.put_nowait, late
         )
+        await link.send(Cancel())
 
     async def _leave(self, link: Link) -> None:
         """Whoever wanted the text has gone: tell the verifier, and wait a little for its word."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,19 +31,41 @@ class _Loop:
 
     @classmethod
     def run(cls, coro: Coroutine[Any, Any, T]) -> T:
-        """Run `coro` there and wait. An interrupt (Ctrl-C) cancels it before it is raised."""
+        """Run `coro` there and wait. An interrupt (Ctrl-C) is raised when it has been cancelled.
+
+        Not before: whoever is interrupted will want to close what `coro` was using.
+        """
         with cls._lock:
             if cls._loop is None:
                 cls._loop = asyncio.new_event_loop()
                 threading.Thread(
                     target=cls._loop.run_forever, name="draftwire-loop", daemon=True
                 ).start()
-        future = asyncio.run_coroutine_threadsafe(coro, cls._loop)
+        task: asyncio.Task[T] | None = None
+        ended: Future[T] = Future()
+
+        def start() -> None:
+            nonlocal task
+            task = asyncio.get_running_loop().create_task(coro)
+            task.add_done_callback(lambda task: _copy(task, ended))
+
         try:
-            return future.result()
+            cls._loop.call_soon_threadsafe(start)
+            return ended.result()
         except BaseException:
-            future.cancel()
+            if not ended.done():
+                cls._loop.call_soon_threadsafe(lambda: task and task.cancel())
+                wait([ended])
             raise
+
+
+def _copy(task: asyncio.Task[T], future: Future[T]) -> None:
+    if task.cancelled():
+        future.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 class Stream:

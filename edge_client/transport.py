@@ -115,7 +115,7 @@ class GrpcTransport:
         """What the verifier serves. Raises `LinkLost` if it can't be reached in time."""
         try:
             card = await self._stub().DescribeModel(
-                pb.DescribeModelRequest(), timeout=self._timeout_s, wait_for_ready=True
+                pb.DescribeModelRequest(), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -141,7 +141,7 @@ def test_outcomes_say_of_each_judged_draft_whether_the_target_agreed() -> None:
 def test_rule_22_truncating_takes_back_committed_tokens_and_all_drafts() -> None:
     ours = branch(10, 11, sent=1)
     ours.truncate(2)
-    assert (ours.committed, ours.tail, ours.sent) == ([1, 2], [], 0)
+    assert (ours.committed, ours.tail, ours.confidences, ours.sent) == ([1, 2], [], [], 0)
     assert ours.agreed == 2
 
 
@@ -214,6 +214,28 @@ def test_waiting_sends_nothing_while_drafts_are_out() -> None:
     assert branch(10, 11, 12, 13, sent=3).due(WAITING, LIMITS, more=False) is None
 
 
+def test_waiting_holds_a_lone_draft_of_the_token_that_the_verifier_is_at() -> None:
+    plan = Plan.waiting(1)
+    ours = branch()
+    ours.take(0, 1)
+    ours.push(10, 0.1)
+    assert ours.due(plan, LIMITS, more=False) is None
+    assert not ours.idle  # rule 21: the verifier has credit for it
+    ours.apply(verdict(3, 0, 10))
+    ours.push(11, 0.1)
+    assert ours.due(plan, LIMITS, more=False) == Draft(base=4, epoch=0, tokens=(11,), credit=1)
+
+
+def test_waiting_sends_drafts_that_reach_beyond_the_token_that_the_verifier_is_at() -> None:
+    ours = branch()
+    ours.take(0, 1)
+    for token in (10, 11, 12):
+        ours.push(token, 0.1)
+    assert ours.due(WAITING, LIMITS, more=False) == Draft(
+        base=3, epoch=0, tokens=(10, 11, 12), credit=1
+    )
+
+
 def test_pipelining_sends_chunks_while_drafts_are_out() -> None:
     ours = branch(10, 11, 12, sent=2)
     assert ours.due(PIPELINED, LIMITS, more=True) is None
@@ -260,7 +282,7 @@ def test_the_cloud_alone_is_granted_more_when_half_is_used_up(left: int, due: bo
 
 
 def test_turning_to_the_cloud_keeps_what_is_sent_and_drops_the_rest() -> None:
-    ours = branch(10, 11, 12, sent=2, credit=0)
+    ours = branch(10, 11, 12, sent=2, credit=4)
     assert ours.due(CLOUD, LIMITS, more=False) == Draft(base=5, epoch=0, credit=8)
     assert ours.tail == [10, 11]
 
@@ -298,6 +320,9 @@ def test_limits_of_the_verifier_bound_what_is_sent_and_granted() -> None:
     assert frame is not None
     assert (len(frame.tokens), frame.credit) == (6, 10)
     assert ours.due(wide, LIMITS, more=False) is None
+    one_left = branch(*range(10, 16), sent=5).due(wide, LIMITS, more=False)
+    assert one_left is not None
+    assert one_left.tokens == (15,)
     alone = branch().due(Plan.cloud_alone(99), LIMITS, more=False)
     assert alone is not None
     assert alone.credit == 10

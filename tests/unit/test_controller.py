@@ -207,7 +207,8 @@ def in_world(world: World, scenario: Callable[[World], object], tokens: int) -> 
             scenario(world)
 
     async def run() -> Run:
-        async with world.session() as session:
+        async with world.serving():
+            session = world.session(world.drafter)
             return await generate(session, AdaptiveController(), tokens, then=then)
 
     return run_virtual(run())
@@ -343,6 +344,29 @@ def test_what_one_generation_taught_serves_the_next() -> None:
     assert split_lengths(world)[0] >= 12
 
 
+def test_among_other_sessions_splitting_is_learnt_as_well() -> None:
+    # No pass has one row only, for there is always another session's in it.
+    async def scenario() -> list[Run]:
+        world = World(rtt_ms=20)
+        async with world.serving():
+            alone = world.session(None)
+            companion = asyncio.create_task(generate(alone, AdaptiveController(), 500, PROMPTS[1]))
+            await asyncio.sleep(0.5)
+            runs = await asyncio.gather(
+                *(
+                    generate(world.session(world.new_drafter()), AdaptiveController(), 150, prompt)
+                    for prompt in PROMPTS[2:]
+                )
+            )
+            companion.cancel()
+            await asyncio.wait([companion])
+            return runs
+
+    for run in run_virtual(scenario()):
+        assert run.generation.sent_tokens > 100
+        assert pace(run, 100) < 0.6 * 200
+
+
 def test_a_busy_verifier_makes_drafts_longer() -> None:
     slow, busy = World(rtt_ms=20, rate=0.8), World(rtt_ms=20, rate=0.8)
     busy.target.pass_s = lambda rows: 5 * cpu_pass_s(rows)
@@ -375,8 +399,9 @@ def test_without_a_drafter_the_cloud_streams_whatever_the_plan(
     drafter: Callable[[], TableDrafter | None], drafts: int
 ) -> None:
     async def scenario() -> Run:
-        async with World(rtt_ms=150).session() as session:
-            session.drafter = drafter()
+        world = World(rtt_ms=150)
+        async with world.serving():
+            session = world.session(drafter())
             return await generate(session, FixedController(Plan.waiting(4)), 200)
 
     run = run_virtual(scenario())

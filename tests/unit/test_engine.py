@@ -143,6 +143,28 @@ def test_timing_tells_the_wait_from_the_pass() -> None:
     assert verdict.timing == Timing(queue_us=250_000, pass_us=0, pass_rows=3)
 
 
+def test_the_wait_for_a_pass_is_counted_from_the_pass_before() -> None:
+    verifier = Verifier()
+    stream = verifier.begin(opening(), go(credit=2))
+    verifier.step()
+    verifier.now = 7.0
+    verifier.send(stream, Draft(base=4, epoch=0, credit=2))
+    verifier.step()
+    verifier.now = 9.0
+    verifier.step()
+    waits = [verdict.timing.queue_us for verdict in verifier.verdicts(stream)]
+    assert waits == [0, 7_000_000, 2_000_000]
+
+
+def test_sessions_that_do_not_fit_into_one_pass_take_turns() -> None:
+    verifier = Verifier(max_batch_tokens=1)
+    streams = [verifier.begin(opening(name, (name,)), go((name,))) for name in (1, 2, 3)]
+    for _ in range(12):
+        verifier.now += 1
+        verifier.step()
+    assert [len(verifier.verdicts(stream)) for stream in streams] == [4, 4, 4]
+
+
 def test_sampled_text_is_a_function_of_seed_and_position_only() -> None:
     sampling = SamplingParams(temperature=0.8, seed=11)
     alone, crowded = Verifier(), Verifier(max_batch_tokens=5)
@@ -394,6 +416,21 @@ def test_rule_24_a_session_is_forgotten_when_its_time_is_up() -> None:
     error = verifier.refusal(opening(prompt=text, prefix=7, attempt=2, generation=2))
     assert isinstance(error, SessionGone)
     assert error.session_id == opening().session_id.hex()
+
+
+def test_rule_24_its_time_begins_when_its_client_has_gone() -> None:
+    verifier = Verifier(session_ttl_s=10.0)
+    stream = verifier.begin(opening(), go(credit=1))
+    verifier.settle()
+    verifier.now = 100.0
+    verifier.send(stream, Detached())
+    verifier.settle()
+    verifier.now = 109.0
+    verifier.step()
+    assert len(verifier.engine.idle) == 1
+    verifier.now = 110.0
+    verifier.step()
+    assert not verifier.engine.idle
 
 
 def test_rule_24_a_session_in_flight_never_expires() -> None:

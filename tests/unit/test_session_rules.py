@@ -603,6 +603,7 @@ def test_rule_23_cancel_ends_between_passes_and_keeps_what_is_committed() -> Non
     draft(session, 4, 9, 10, credit=3)
     end = finished(session.cancel())
     assert (end.reason, end.length) == (FinishReason.CANCELLED, 4)
+    assert session.pending == []
     assert not session.ready
     assert session.cancel() == []
 
@@ -612,6 +613,7 @@ def test_rule_23_a_detached_session_starts_no_pass_and_keeps_its_tokens() -> Non
     write(session, 8)
     draft(session, 4, 9, credit=5)
     session.detach()
+    assert session.stream is None
     assert not session.ready
     assert session.tokens == [*PROMPT, 8]
     assert session.kv.length == 3
