@@ -384,9 +384,9 @@ def test_a_chat_remembers_its_turns_and_sends_only_what_is_new(make: Callable[..
     prompt = TOKENIZER.encode_chat(chat.messages[:-1])
     assert list(summaries[2].token_ids) == MODEL.generate(prompt, 3)
     first, *later = summaries
-    assert first.usage.cached_tokens == 0
     for before, after in zip(summaries, later, strict=False):
-        assert after.usage.cached_tokens >= before.usage.prompt_tokens - 1
+        # KV is kept by whole blocks of 16 tokens.
+        assert after.usage.cached_tokens > before.usage.prompt_tokens - 16
         assert after.bytes.other_up < first.bytes.other_up / 2
 
 
