@@ -198,6 +198,17 @@ async def test_rule_23_half_closing_ends_the_stream_and_detaches_the_session() -
 
 
 @on_virtual_time
+async def test_rule_23_a_half_closed_stream_is_detached_though_nobody_reads_it() -> None:
+    async with serving() as world:
+        client = Client(world, opening(), go())
+        assert isinstance(await client.read(), Opened)
+        client.send(None)
+        await world.settle()
+        assert not world.engine.active
+        await client.leave()
+
+
+@on_virtual_time
 async def test_half_closing_without_a_frame_ends_the_stream() -> None:
     async with serving() as world:
         client = Client(world)
@@ -238,6 +249,7 @@ async def test_a_client_that_vanishes_leaves_no_session_in_flight() -> None:
         await world.settle()
         assert not world.engine.active
         assert world.engine.pool.held == 0
+        assert not world.service._channels
         passes = len(world.handovers)
         await world.settle()
         assert len(world.handovers) == passes
@@ -302,7 +314,7 @@ async def test_a_slow_reader_is_cut_off_and_nobody_else_notices() -> None:
         other = Client(world, opening(2, stop=most(2)), go(credit=2))
         assert text(await other.rest()) == MODEL.generate(PROMPT, 2)
         with pytest.raises(SlowReader) as cut:
-            await slow.rest()
+            await slow.read()  # at once: what it did not read is gone
         assert cut.value.retryable
 
 
@@ -346,6 +358,7 @@ async def test_a_client_that_floods_is_read_no_faster_than_the_engine_works() ->
 @on_virtual_time
 async def test_rule_24_idle_sessions_expire_though_nothing_happens() -> None:
     async with serving(session_ttl_s=60.0) as world:
+        await asyncio.sleep(1000)
         await Client(world, opening(stop=most(2)), go()).rest()
         await asyncio.sleep(59)
         assert len(world.engine.idle) == 1
@@ -437,6 +450,8 @@ async def test_a_stream_that_comes_after_the_engine_has_stopped_is_refused() -> 
 @on_virtual_time
 async def test_draining_lets_what_is_in_flight_finish() -> None:
     async with serving() as world:
+        await Client(world, opening(0, stop=most(1)), go()).rest()
+        await world.settle()
         client = Client(world, opening(1, stop=most(20)), go())
         await client.read()
         draining = asyncio.create_task(world.service.drain(grace_s=60))
@@ -478,6 +493,20 @@ async def test_draining_while_the_last_pass_ends_a_generation_still_tells_its_en
         assert not world.engine.active
         await world.service.drain(grace_s=60)
         assert isinstance((await reading)[-1], Finished)
+
+
+@on_virtual_time
+async def test_draining_ends_when_the_engine_stops() -> None:
+    async with serving() as world:
+        client = Client(world, opening(), go(credit=1))
+        await client.read()
+        await client.read()
+        draining = asyncio.create_task(world.service.drain(grace_s=60))
+        await world.settle()
+        assert not draining.done()
+    await draining
+    assert asyncio.get_running_loop().time() < 2.0
+    await client.leave()
 
 
 @on_virtual_time
