@@ -8,12 +8,14 @@ import contextlib
 import ipaddress
 import logging
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwire import __version__
+from draftwire.commands import HelpFormatter, not_negative, positive
 from draftwire.errors import DraftwireError, InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS
 
@@ -28,7 +30,8 @@ examples:
   draftwire-verifier health 127.0.0.1:7433
 
 `serve` prints one line on stdout when it is ready; everything else goes to stderr. SIGTERM and
-Ctrl-C let generations finish for --grace seconds, hand the rest back to their clients, exit 0.
+Ctrl-C let generations finish for --grace seconds, hand the rest back to their clients, exit 0;
+the second of a kind ends it at once.
 """
 
 
@@ -42,13 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
 
     serve = commands.add_parser(
         "serve",
         help="serve a target model over gRPC",
         description="Serve a target model over gRPC.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     model = serve.add_argument_group("model")
     model.add_argument(
@@ -66,7 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="floating-point type of the weights; auto: bfloat16 on a GPU, float32 on a CPU",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model")
+    model.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="CPU threads of the model (default: one for each core)",
+    )
     serving = serve.add_argument_group("serving")
     serving.add_argument(
         "--listen", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="0: any port"
@@ -76,35 +86,62 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="allow plaintext on an address that others can reach",
     )
-    serving.add_argument("--max-sessions", type=int, default=64, help="generations at once")
     serving.add_argument(
-        "--kv-tokens", type=int, default=32768, help="KV memory, tokens over all sessions"
+        "--max-sessions", type=positive, default=64, metavar="N", help="generations at once"
     )
-    serving.add_argument("--max-context", type=int, metavar="N", help="longest text of a session")
     serving.add_argument(
-        "--max-batch-tokens", type=int, default=512, help="tokens of one pass over all sessions"
+        "--kv-tokens",
+        type=positive,
+        default=32768,
+        metavar="N",
+        help="KV memory, tokens over all sessions",
+    )
+    serving.add_argument(
+        "--max-context",
+        type=positive,
+        metavar="N",
+        help="longest text of a session, tokens (default: as far as model and KV go)",
+    )
+    serving.add_argument(
+        "--max-batch-tokens",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="tokens of one pass over all sessions",
     )
     serving.add_argument(
         "--session-ttl",
-        type=float,
+        type=not_negative,
         default=600.0,
         metavar="S",
         help="seconds an idle session stays",
     )
     serving.add_argument(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to finish in when stopped"
+        "--grace",
+        type=not_negative,
+        default=10.0,
+        metavar="S",
+        help="seconds to finish in when stopped",
     )
     serving.add_argument(
-        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="least severe messages to log",
     )
 
     health = commands.add_parser(
         "health",
         help="exit 0 if a verifier is serving",
-        description="Exit 0 if the verifier at ADDRESS is serving, else 1.",
+        description="Exit 0 if the verifier at HOST:PORT is serving, else 1.",
+        formatter_class=HelpFormatter,
     )
-    health.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
-    health.add_argument("--timeout", type=float, default=5.0, metavar="S")
+    health.add_argument(
+        "address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="whom to ask"
+    )
+    health.add_argument(
+        "--timeout", type=not_negative, default=5.0, metavar="S", help="seconds to wait for it"
+    )
     return parser
 
 
@@ -114,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
-        return asyncio.run(_serve(arguments))
+        return _serve(arguments)
     except DraftwireError as error:
         print(f"draftwire-verifier: {error.code}: {error}", file=sys.stderr)
         return 1
@@ -122,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-async def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -130,14 +167,27 @@ async def _serve(arguments: argparse.Namespace) -> int:
     )
     _check_address(arguments.listen, insecure=arguments.insecure)
     started = time.monotonic()
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    # Loading takes long and holds the thread, so that it is done before the event loop would
+    # put signals off until its end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine = _load(arguments)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    return asyncio.run(_serve_until_stopped(engine, arguments, started))
 
+
+async def _serve_until_stopped(
+    engine: Engine, arguments: argparse.Namespace, started: float
+) -> int:
     from cloud_verifier.server import VerifierServer
 
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        stopping.set()
+        loop.remove_signal_handler(number)  # the second of a kind ends us at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
     async with VerifierServer(engine, arguments.listen, grace_s=arguments.grace) as server:
         ready = time.monotonic() - started
         name = engine.card.target.model
@@ -171,7 +221,6 @@ def _load(arguments: argparse.Namespace) -> Engine:
     else:
         from cloud_verifier.hf_target import HFTarget
 
-        logging.info("loading %s", arguments.model)
         target = HFTarget.load(
             arguments.model,
             kv_tokens=arguments.kv_tokens,
@@ -180,23 +229,36 @@ def _load(arguments: argparse.Namespace) -> Engine:
             threads=arguments.threads,
             max_context=arguments.max_context,
             name=arguments.name,
-            progress=logging.getLogger("cloud_verifier").info,
         )
     return Engine(target, config)
 
 
 def _check_address(listen: str, *, insecure: bool) -> None:
+    """Raise `InvalidRequest` for an address that can't or must not be listened on.
+
+    Loading a model takes long: what can be known before is said before.
+    """
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit():
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isdigit() and int(port) < 2**16):
         raise InvalidRequest(f"{listen!r} is no address", remedy="give --listen HOST:PORT")
     local = host == "localhost"
     with contextlib.suppress(ValueError):
-        local = local or ipaddress.ip_address(host.strip("[]")).is_loopback
+        local = local or ipaddress.ip_address(host).is_loopback
     if not local and not insecure:
         raise InvalidRequest(
             f"others can reach {host}, and the traffic would be plaintext",
             remedy="listen on 127.0.0.1 behind a TLS proxy, or pass --insecure",
         )
+    try:
+        family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InvalidRequest(
+            f"can't listen on {listen}: {error.strerror}", remedy="give another --listen HOST:PORT"
+        ) from error
 
 
 async def _health(arguments: argparse.Namespace) -> int:
