@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ipaddress
-import logging
-import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from cloud_verifier.logs import configure
-from cloud_verifier.tracing import exporting
 from draftwire import __version__
-from draftwire.errors import DraftwireError, InvalidRequest
+from draftwire.commands import HelpFormatter, not_negative, positive
+from draftwire.errors import DraftwireError
 from draftwire.types import DEFAULT_ADDRESS
-
-if TYPE_CHECKING:
-    from cloud_verifier.engine import EngineConfig
-    from cloud_verifier.metrics import PrometheusObserver
-    from cloud_verifier.target import TargetModel
 
 _EPILOG = """\
 examples:
@@ -32,7 +21,8 @@ examples:
   draftwire-verifier health 127.0.0.1:7433
 
 `serve` prints one line on stdout when it is ready; everything else goes to stderr. SIGTERM and
-Ctrl-C let generations finish for --grace seconds, hand the rest back to their clients, exit 0.
+Ctrl-C let generations finish for --grace seconds, hand the rest back to their clients, exit 0;
+the second of a kind ends it at once.
 """
 
 
@@ -46,13 +36,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
 
     serve = commands.add_parser(
         "serve",
         help="serve a target model over gRPC",
         description="Serve a target model over gRPC.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     model = serve.add_argument_group("model")
     model.add_argument(
@@ -70,7 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="floating-point type of the weights; auto: bfloat16 on a GPU, float32 on a CPU",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    model.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model")
+    model.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="CPU threads of the model (default: one for each core)",
+    )
     serving = serve.add_argument_group("serving")
     serving.add_argument(
         "--listen", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="0: any port"
@@ -80,23 +77,42 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="allow plaintext on an address that others can reach",
     )
-    serving.add_argument("--max-sessions", type=int, default=64, help="generations at once")
     serving.add_argument(
-        "--kv-tokens", type=int, default=32768, help="KV memory, tokens over all sessions"
+        "--max-sessions", type=positive, default=64, metavar="N", help="generations at once"
     )
-    serving.add_argument("--max-context", type=int, metavar="N", help="longest text of a session")
     serving.add_argument(
-        "--max-batch-tokens", type=int, default=512, help="tokens of one pass over all sessions"
+        "--kv-tokens",
+        type=positive,
+        default=32768,
+        metavar="N",
+        help="KV memory, tokens over all sessions",
+    )
+    serving.add_argument(
+        "--max-context",
+        type=positive,
+        metavar="N",
+        help="longest text of a session, tokens (default: as far as model and KV go)",
+    )
+    serving.add_argument(
+        "--max-batch-tokens",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="tokens of one pass over all sessions",
     )
     serving.add_argument(
         "--session-ttl",
-        type=float,
+        type=not_negative,
         default=600.0,
         metavar="S",
         help="seconds an idle session stays",
     )
     serving.add_argument(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to finish in when stopped"
+        "--grace",
+        type=not_negative,
+        default=10.0,
+        metavar="S",
+        help="seconds to finish in when stopped",
     )
     watching = serve.add_argument_group("watching")
     watching.add_argument(
@@ -109,17 +125,27 @@ def build_parser() -> argparse.ArgumentParser:
         "http://localhost:4317; needs the otel extra",
     )
     watching.add_argument(
-        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="least severe messages to log",
     )
-    watching.add_argument("--log-format", default="text", choices=["text", "json"])
+    watching.add_argument(
+        "--log-format", default="text", choices=["text", "json"], help="json: one object a line"
+    )
 
     health = commands.add_parser(
         "health",
         help="exit 0 if a verifier is serving",
-        description="Exit 0 if the verifier at ADDRESS is serving, else 1.",
+        description="Exit 0 if the verifier at HOST:PORT is serving, else 1.",
+        formatter_class=HelpFormatter,
     )
-    health.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
-    health.add_argument("--timeout", type=float, default=5.0, metavar="S")
+    health.add_argument(
+        "address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="whom to ask"
+    )
+    health.add_argument(
+        "--timeout", type=not_negative, default=5.0, metavar="S", help="seconds to wait for it"
+    )
     return parser
 
 
@@ -129,108 +155,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
-        return asyncio.run(_serve(arguments))
+        from cloud_verifier.serve import serve
+
+        return serve(arguments)
     except DraftwireError as error:
         print(f"draftwire-verifier: {error.code}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-async def _serve(arguments: argparse.Namespace) -> int:
-    configure(arguments.log_level, arguments.log_format)
-    _check_address("--listen", arguments.listen, insecure=arguments.insecure)
-    if arguments.metrics:
-        _check_address("--metrics", arguments.metrics, insecure=arguments.insecure)
-    started = time.monotonic()
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    from cloud_verifier.engine import Engine
-    from cloud_verifier.server import VerifierServer
-
-    async with contextlib.AsyncExitStack() as stack:
-        observer = stack.enter_context(_metrics(arguments.metrics))
-        tracer = stack.enter_context(exporting(arguments.otlp)) if arguments.otlp else None
-        engine = Engine(_load(arguments), _config(arguments), observer=observer)
-        if observer is not None:
-            observer.watch(engine)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
-        server = await stack.enter_async_context(
-            VerifierServer(engine, arguments.listen, grace_s=arguments.grace, tracer=tracer)
-        )
-        ready = time.monotonic() - started
-        name = engine.card.target.model
-        print(f"serving {name} on {server.address} (ready after {ready:.1f} s)", flush=True)
-        failed = asyncio.create_task(server.wait())
-        await asyncio.wait(
-            [failed, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED
-        )
-        if failed.done():
-            await failed
-        failed.cancel()
-    return 0
-
-
-@contextlib.contextmanager
-def _metrics(listen: str | None) -> Iterator[PrometheusObserver | None]:
-    if listen is None:
-        yield None
-        return
-    from cloud_verifier.metrics import PrometheusObserver, serving
-
-    observer = PrometheusObserver()
-    with serving(observer.registry, listen) as address:
-        logging.info("metrics on http://%s/metrics", address)
-        yield observer
-
-
-def _config(arguments: argparse.Namespace) -> EngineConfig:
-    from cloud_verifier.engine import EngineConfig
-
-    return EngineConfig(
-        max_sessions=arguments.max_sessions,
-        max_batch_tokens=arguments.max_batch_tokens,
-        session_ttl_s=arguments.session_ttl,
-    )
-
-
-def _load(arguments: argparse.Namespace) -> TargetModel:
-    if arguments.model == "table":
-        from cloud_verifier.table_target import TableTarget
-        from draftwire.testing.table import TableModel
-
-        model = TableModel(vocabulary_size=320, eos_rate=0.01)
-        return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
-
-    from cloud_verifier.hf_target import HFTarget
-
-    logging.info("loading %s", arguments.model)
-    return HFTarget.load(
-        arguments.model,
-        kv_tokens=arguments.kv_tokens,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        threads=arguments.threads,
-        max_context=arguments.max_context,
-        name=arguments.name,
-        progress=logging.getLogger("cloud_verifier").info,
-    )
-
-
-def _check_address(option: str, listen: str, *, insecure: bool) -> None:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit():
-        raise InvalidRequest(f"{listen!r} is no address", remedy=f"give {option} HOST:PORT")
-    local = host == "localhost"
-    with contextlib.suppress(ValueError):
-        local = local or ipaddress.ip_address(host.strip("[]")).is_loopback
-    if not local and not insecure:
-        raise InvalidRequest(
-            f"others can reach {host}, and the traffic would be plaintext",
-            remedy="listen on 127.0.0.1 behind a TLS proxy, or pass --insecure",
-        )
 
 
 async def _health(arguments: argparse.Namespace) -> int:

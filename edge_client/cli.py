@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwire import __version__
-from draftwire.errors import DraftwireError
+from draftwire.commands import HelpFormatter, not_negative, positive
+from draftwire.errors import DraftwireError, Unavailable
 from draftwire.types import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ examples:
   draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
 
 Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
-no terminal only the text goes there. Exit status: 0 done, 1 error, 130 interrupted.
+no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
 
@@ -36,13 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
     _add_demo(commands)
     generate = commands.add_parser(
         "generate",
         help="generate once",
         description="Generate the answer to one prompt, on stdout.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     generate.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
     generate.add_argument(
@@ -56,9 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="talk, turn by turn",
         description="Talk in turns; each sends only what is new. Ctrl-C stops an answer, "
         "Ctrl-D or /quit ends.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
-    chat.add_argument("--system", help="system message")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
     _add_connection(chat)
     _add_sampling(chat)
     return parser
@@ -69,19 +75,24 @@ def _add_demo(commands: Any) -> None:
         "demo",
         help="one prompt split and cloud-alone, on the demo pair",
         description="Start a verifier, run the same prompt split and cloud-alone, check that the "
-        "tokens are identical and print both speeds. Exit status 1 if they differ.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        "tokens are identical and print both speeds. Each side gets half of the processor's "
+        "cores. Exit status 1 if the tokens differ.",
+        formatter_class=HelpFormatter,
     )
     demo.add_argument(
-        "--prompt", default="Explain how a bicycle stays upright, in a few paragraphs."
+        "--prompt",
+        metavar="TEXT",
+        default="Explain how a bicycle stays upright, in a few paragraphs.",
+        help="what to answer",
     )
-    demo.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="emulated round trip")
     demo.add_argument(
-        "--pin", action="store_true", help="put the two sides on different processor cores"
+        "--rtt", type=not_negative, default=0.0, metavar="MS", help="emulated round trip"
     )
-    demo.add_argument("--repeat", type=int, default=1, metavar="N", help="runs, interleaved")
+    demo.add_argument("--pin", action="store_true", help="one processor core for each side")
+    demo.add_argument("--repeat", type=positive, default=1, metavar="N", help="runs, interleaved")
     demo.add_argument(
         "--drafter",
+        type=_drafter,
         default="model",
         metavar="model|noisy:SIZE|random|wrong",
         help="spoil the drafter on purpose: the text must stay the same",
@@ -94,25 +105,71 @@ def _add_demo(commands: Any) -> None:
         "--json", action="store_true", help="print one JSON object on stdout and nothing else there"
     )
     demo.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
-    _add_sampling(demo, max_tokens=200)
+    _add_sampling(demo, max_tokens=200, seed=0)
+
+
+def _drafter(text: str) -> str:
+    kind, colon, size = text.partition(":")
+    if kind == "noisy" and colon:
+        not_negative(size)
+    elif text not in ("model", "random", "wrong"):
+        raise argparse.ArgumentTypeError("use model, noisy:SIZE, random or wrong")
+    return text
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
-    group.add_argument("--verifier", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    group.add_argument(
+        "--verifier", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where the verifier is"
+    )
     group.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
-    group.add_argument("--threads", type=int, metavar="N", help="threads of the draft model")
-    group.add_argument("--context", type=int, default=4096, help="draft model's context, tokens")
+    group.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of the draft model (default: one for each core, up to four)",
+    )
+    group.add_argument(
+        "--context", type=positive, default=4096, metavar="N", help="draft model's context, tokens"
+    )
 
 
-def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 256) -> None:
+def _add_sampling(
+    parser: argparse.ArgumentParser, max_tokens: int = 256, seed: int | None = None
+) -> None:
     group = parser.add_argument_group("generation")
-    group.add_argument("--max-tokens", type=int, default=max_tokens)
-    group.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    group.add_argument("--top-k", type=int, default=0, help="0: all tokens")
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--seed", type=int, help="random unless given")
+    group.add_argument(
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help="longest answer, tokens; 0: as long as the context",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="keep the N likeliest tokens; 0: all"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="keep the likeliest tokens that together reach P",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="drop tokens below P times the likeliest one's probability",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=seed,
+        metavar="N",
+        help="of all that is random" + ("" if seed is not None else " (default: a random one)"),
+    )
     group.add_argument(
         "--num-draft-tokens",
         type=int,
@@ -131,6 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = build_parser().parse_args(argv)
     commands = {"demo": _demo, "generate": _generate, "chat": _chat}
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("draftwire: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    # Whoever stops us politely gets what Ctrl-C gets: nothing of ours is left running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return commands[arguments.command](arguments)
     except DraftwireError as error:
@@ -139,6 +201,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+class _OneLine(logging.Formatter):
+    """An error's own words instead of its traceback."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the standard library's name)
+        return f"  {ei[0].__name__}: {ei[1]}"
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -148,12 +220,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     options = sampling_options(arguments)
     if arguments.raw:
-        options["prompt"] = prompt
+        options["prompt"] = _prompt(arguments)
     else:
-        options["messages"] = [{"role": "user", "content": prompt}]
+        options["messages"] = [{"role": "user", "content": _prompt(arguments).strip()}]
     with _client(arguments) as client, client.generate(**options) as stream:
         if arguments.json:
             from edge_client.console import as_json
@@ -165,17 +236,29 @@ def _generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt != "-":
+        return str(arguments.prompt)
+    if sys.stdin.isatty():
+        print("The prompt, and Ctrl-D to end it:", file=sys.stderr)
+    return sys.stdin.read()
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     with _client(arguments) as client:
         chat = client.chat(arguments.system)
         while (line := _ask()) is not None:
             if not line.strip():
                 continue
-            with chat.send(line, **sampling_options(arguments)) as stream:
-                try:
+            try:
+                with chat.send(line, **sampling_options(arguments)) as stream:
                     _print(stream)
-                except KeyboardInterrupt:
-                    print("\n(stopped)", file=sys.stderr)
+            except KeyboardInterrupt:
+                print("\n(stopped)", file=sys.stderr)
+            except Unavailable as error:
+                if not sys.stdin.isatty():
+                    raise
+                print(f"\ndraftwire: {error.code}: {error}", file=sys.stderr)
     return 0
 
 
@@ -203,13 +286,10 @@ def _print(stream: Stream) -> None:
     """Stream the text to stdout and the closing line to stderr."""
     from rich.console import Console
 
-    from edge_client.console import closing_line, show
+    from edge_client.console import closing_line, remark, show
 
     out = Console()
     for delta in stream:
-        if out.is_terminal:
-            show(out, delta)
-        else:
-            print(delta.text, end="", flush=True)
+        show(out, delta)
     print(flush=True)
-    Console(stderr=True).print(closing_line(stream.summary), style="dim", highlight=False)
+    remark(Console(stderr=True), closing_line(stream.summary))

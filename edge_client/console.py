@@ -19,19 +19,26 @@ LEGEND = Text.assemble(
 
 
 def show(console: Console, delta: Delta) -> None:
-    """Print a delta where the cursor is."""
-    if delta.tokens:
-        parts = [(token.text, STYLES[token.origin]) for token in delta.tokens]
-        console.print(Text.assemble(*parts), end="", soft_wrap=True, highlight=False)
+    """Write a delta where the cursor is; as it is, byte for byte, where that is no terminal."""
+    parts = [(token.text, STYLES[token.origin]) for token in delta.tokens]
+    if not console.is_terminal or not parts:
+        console.file.write(delta.text)
+        console.file.flush()
     else:
-        console.print(Text(delta.text), end="", soft_wrap=True)
+        console.print(Text.assemble(*parts), end="", soft_wrap=True, highlight=False)
+
+
+def remark(console: Console, line: str, style: str = "dim") -> None:
+    """Print a line about the text; its length is the terminal's affair."""
+    console.print(line, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def closing_line(summary: Summary) -> str:
     """How the generation went, in one line."""
+    drafts = f"α {summary.alpha:.2f} · K {summary.k_mean:.1f} · " if summary.drafted else ""
     return (
         f"{len(summary.token_ids)} tokens, {summary.tokens_per_s:.1f}/s · "
-        f"τ {summary.tau:.2f} · α {summary.alpha:.2f} · K {summary.k_mean:.1f} · "
+        f"τ {summary.tau:.2f} · {drafts}"
         f"TTFT {summary.ttft_ms:.0f} ms · TPOT {summary.tpot_ms:.1f} ms · "
         f"RTT {summary.rtt_ms:.1f} ms · {summary.bytes.up} B up, {summary.bytes.down} B down · "
         f"{summary.finish_reason.value}"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
 
 from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
 from edge_client.cli import sampling_options
-from edge_client.console import LEGEND, as_json, closing_line, show
+from edge_client.console import LEGEND, as_json, closing_line, remark, show
 from edge_client.drafter import Drafter
 from edge_client.drafters.llama import LlamaDrafter
 from edge_client.drafters.llama_model import LlamaModel
@@ -32,16 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit status: 1 if the tokens differ."""
     screen = Console(stderr=True) if arguments.json else Console()
     model = Path(arguments.model or demo_model_path())
-    target = arguments.target or str(model)
-    device_core, cloud_core = _cores() if arguments.pin else (None, None)
+    target = Path(arguments.target or model)
+    device_cores, cloud_cores = _cores(one_each=arguments.pin)
+    say = _Progress(screen)
+    far = f", {arguments.rtt:g} ms away" if arguments.rtt else ""
+    remark(screen, f"{model.stem} drafts here, in llama.cpp.")
+    remark(screen, f"{target.stem} decides, in transformers and a process of its own{far}.")
+    remark(screen, "The same prompt is decoded split and by the cloud alone, and compared.")
     with ExitStack() as stack:
-        if device_core is not None:
-            os.sched_setaffinity(0, {device_core})
-        say = _Progress(screen)
-        serve = ["--model", target, "--kv-tokens", "8192", "--max-sessions", "4"]
+        if device_cores:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, device_cores)
         with say.doing("starting the verifier and loading the target"):
-            threads = ["--threads", "1"] if cloud_core is not None else []
-            process = VerifierProcess([*serve, *threads], core=cloud_core, progress=say.line)
+            serve = ["--model", str(target), "--kv-tokens", "8192", "--max-sessions", "4"]
+            process = VerifierProcess(serve, cores=cloud_cores, progress=say.line)
             address = stack.enter_context(process).address
         if arguments.rtt > 0:
             link = LinkEmulator.in_thread(address, LinkProfile(rtt_ms=arguments.rtt))
@@ -49,12 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         with say.doing("loading the draft model"):
             loaded = LlamaModel.load(model)
             stack.callback(loaded.close)
-            drafter = LlamaDrafter(loaded, threads=1 if arguments.pin else None)
+            drafter = LlamaDrafter(loaded)
             client = EdgeClient(address, loaded.tokenizer, [_spoil(drafter, arguments, loaded)])
             stack.enter_context(client)
         with say.doing("warming up"):
-            for k in (None, 0):
-                _one(client, arguments, num_draft_tokens=k, max_tokens=8)
+            for k in (0, None):
+                _one(client, arguments, num_draft_tokens=k, max_tokens=16)
         return _compare(client, arguments, screen, say)
 
 
@@ -63,32 +70,28 @@ def _compare(
 ) -> int:
     split: list[Summary] = []
     alone: list[Summary] = []
-    for index in range(max(1, arguments.repeat)):
-        if index == 0 and not arguments.json:
-            screen.print(f"\n[bold]{arguments.prompt}[/bold]\n", highlight=False)
+    for index in range(1, arguments.repeat + 1):
+        if index == 1 and not arguments.json:
+            remark(screen, f"\n{arguments.prompt}\n", style="bold")
             split.append(_one(client, arguments, screen=screen))
             screen.print("\n")
             screen.print(LEGEND, style="dim")
         else:
-            with say.doing(f"split, run {index + 1}"):
+            with say.doing(f"split, run {index} of {arguments.repeat}"):
                 split.append(_one(client, arguments))
-        with say.doing(f"cloud-alone, run {index + 1}"):
+        with say.doing(f"cloud-alone, run {index} of {arguments.repeat}"):
             alone.append(_one(client, arguments, num_draft_tokens=0))
     identical = all(run.token_ids == alone[0].token_ids for run in split + alone)
-    speed = statistics.median(run.tokens_per_s for run in split)
-    baseline = statistics.median(run.tokens_per_s for run in alone)
-    speedup = statistics.median(
-        a.tokens_per_s / b.tokens_per_s for a, b in zip(split, alone, strict=True)
-    )
+    speeds, baselines = ([run.tokens_per_s for run in runs] for runs in (split, alone))
+    speedups = [ours / theirs for ours, theirs in zip(speeds, baselines, strict=True)]
+    speed, baseline, speedup = map(statistics.median, (speeds, baselines, speedups))
     if arguments.json:
         report = as_json(split[0]) | {
             "identical_to_target": identical,
             "tokens_per_s": round(speed, 3),
             "baseline_tokens_per_s": round(baseline, 3),
             "speedup": round(speedup, 3),
-            "speedups": [
-                round(a.tokens_per_s / b.tokens_per_s, 3) for a, b in zip(split, alone, strict=True)
-            ],
+            "speedups": [round(one, 3) for one in speedups],
             "baseline_payload_bytes_per_token": as_json(alone[0])["payload_bytes_per_token"],
             "emulated_rtt_ms": arguments.rtt,
             "pinned": arguments.pin,
@@ -96,8 +99,8 @@ def _compare(
         }
         print(json.dumps(report, ensure_ascii=False))  # noqa: T201 (the command's output)
     else:
-        screen.print(f"\nsplit        {closing_line(split[0])}", highlight=False)
-        screen.print(f"cloud-alone  {closing_line(alone[0])}", highlight=False)
+        remark(screen, f"\nsplit        {closing_line(split[0])}", style="")
+        remark(screen, f"cloud-alone  {closing_line(alone[0])}", style="")
         verdict = "identical" if identical else "[bold red]DIFFERENT[/bold red]"
         screen.print(
             f"tokens {verdict} · {speed:.1f} against {baseline:.1f} tokens/s · "
@@ -116,7 +119,6 @@ def _one(
 ) -> Summary:
     """One generation of the demo's prompt."""
     settings = sampling_options(arguments) | {"ignore_eos": arguments.ignore_eos} | options
-    settings["seed"] = arguments.seed or 0
     messages = [{"role": "user", "content": arguments.prompt}]
     with client.generate(messages=messages, **settings) as stream:
         for delta in stream:
@@ -130,23 +132,30 @@ def _spoil(drafter: LlamaDrafter, arguments: argparse.Namespace, model: LlamaMod
     kind, _, size = arguments.drafter.partition(":")
     if kind == "model":
         return drafter
-    if kind == "noisy" and size:
+    if kind == "noisy":
         return NoisyDrafter(drafter, float(size))
     if kind == "random":
         return RandomDrafter(drafter, model.vocabulary_size)
-    if kind == "wrong":
-        return WrongDrafter(drafter)
-    raise InvalidRequest(
-        f"no drafter {arguments.drafter!r}", remedy="use model, noisy:SIZE, random or wrong"
-    )
+    return WrongDrafter(drafter)
 
 
-def _cores() -> tuple[int, int]:
-    """A processor core for each side."""
+def _cores(*, one_each: bool) -> tuple[set[int], set[int]]:
+    """Processor cores for device and cloud; none where they can't be told apart.
+
+    On shared cores the device would take the processor away from its cloud, which it never does
+    from a real one.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) < 2:
+    if len(cores) >= 2:
+        half = 1 if one_each else len(cores) // 2
+        return set(cores[:half]), set(cores[half : 2 * half])
+    if one_each:
         raise InvalidRequest("--pin needs two processor cores", remedy="leave it out")
-    return cores[0], cores[1]
+    return set(), set()
+
+
+_LOGGED = re.compile(r"\S+ \S+ [A-Z]+ [\w.]+: ")
+"""What the verifier's log puts before a message."""
 
 
 class _Progress:
@@ -154,23 +163,30 @@ class _Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._status: str = ""
+        self._doing = ""
+        self._status: Status | None = None
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """A spinner on a terminal; else a line before and the time after."""
+        """A spinner on a terminal, else a line before; how long it took, if that was long."""
         started = time.monotonic()
-        self._status = what
+        self._doing = what
         if self._console.is_terminal:
-            with self._console.status(f"{what} …"):
+            with self._console.status(f"{what} …") as self._status:
                 yield
+            self._status = None
         else:
-            self._console.print(f"{what} …", highlight=False)
+            remark(self._console, f"{what} …", style="")
             yield
         seconds = time.monotonic() - started
         if seconds > 2:
-            self._console.print(f"{what}: {seconds:.1f} s", style="dim", highlight=False)
+            remark(self._console, f"{what}: {seconds:.1f} s")
 
     def line(self, line: str) -> None:
-        """A line that the verifier logged."""
-        self._console.print(f"  {line}", style="dim", highlight=False, markup=False)
+        """A line that the verifier logged: beside the spinner, or below what is being done."""
+        message = _LOGGED.sub("", line)
+        if self._status is None:
+            remark(self._console, f"  {message}")
+        else:
+            room = max(0, self._console.width - len(self._doing) - 6)
+            self._status.update(f"{self._doing} … [dim]{escape(message[:room])}[/dim]")

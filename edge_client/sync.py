@@ -24,23 +24,21 @@ T = TypeVar("T")
 
 
 class _Loop:
-    """The background loop, started when it is first needed."""
+    """The background loop, started when it is first needed.
+
+    An interrupt (Ctrl-C) may come at any line of the main thread; the loop is made on its own.
+    """
 
     _lock = threading.Lock()
-    _loop: asyncio.AbstractEventLoop | None = None
+    _made: Future[asyncio.AbstractEventLoop] | None = None
 
     @classmethod
     def run(cls, coro: Coroutine[Any, Any, T]) -> T:
-        """Run `coro` there and wait. An interrupt (Ctrl-C) is raised when it has been cancelled.
+        """Run `coro` there and wait. Interrupted, it is cancelled, and has ended before we raise.
 
-        Not before: whoever is interrupted will want to close what `coro` was using.
+        For whoever is interrupted will want to close what `coro` was using.
         """
-        with cls._lock:
-            if cls._loop is None:
-                cls._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=cls._loop.run_forever, name="draftwire-loop", daemon=True
-                ).start()
+        loop: asyncio.AbstractEventLoop | None = None
         task: asyncio.Task[T] | None = None
         ended: Future[T] = Future()
 
@@ -49,14 +47,41 @@ class _Loop:
             task = asyncio.get_running_loop().create_task(coro)
             task.add_done_callback(lambda task: _copy(task, ended))
 
+        def stop() -> None:
+            if task is None:
+                coro.close()
+                ended.set_exception(asyncio.CancelledError())
+            else:
+                task.cancel()
+
         try:
-            cls._loop.call_soon_threadsafe(start)
+            loop = cls._get()
+            loop.call_soon_threadsafe(start)
             return ended.result()
         except BaseException:
-            if not ended.done():
-                cls._loop.call_soon_threadsafe(lambda: task and task.cancel())
+            if loop is None:
+                coro.close()
+            elif not ended.done():
+                loop.call_soon_threadsafe(stop)
                 wait([ended])
             raise
+
+    @classmethod
+    def _get(cls) -> asyncio.AbstractEventLoop:
+        with cls._lock:
+            if cls._made is None:
+                made: Future[asyncio.AbstractEventLoop] = Future()
+                threading.Thread(
+                    target=_run_loop, args=(made,), name="draftwire-loop", daemon=True
+                ).start()
+                cls._made = made
+        return cls._made.result()
+
+
+def _run_loop(made: Future[asyncio.AbstractEventLoop]) -> None:
+    loop = asyncio.new_event_loop()
+    made.set_result(loop)
+    loop.run_forever()
 
 
 def _copy(task: asyncio.Task[T], future: Future[T]) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import IO, Self
 
@@ -21,21 +21,21 @@ _READY = re.compile(r"^serving (?P<name>.*) on (?P<address>\S+:\d+) ")
 class VerifierProcess:
     """Starts `draftwire-verifier serve` on a free port and stops it on leaving.
 
-    `arguments` are those of `serve`; `core` pins the process to one processor. `progress` is
-    told what it logs while it starts. Raises `ModelLoadFailed` with its last words if it does
-    not come up within `timeout_s`.
+    `arguments` are those of `serve`; `cores` are the processor cores it may use, if not all.
+    `progress` is told what it logs while it starts. Raises `ModelLoadFailed` with its last words
+    if it does not come up within `timeout_s`.
     """
 
     def __init__(
         self,
         arguments: Sequence[str],
         *,
-        core: int | None = None,
+        cores: Collection[int] = (),
         progress: Callable[[str], None] = lambda line: None,  # noqa: ARG005
         timeout_s: float = 600.0,
     ) -> None:
         self._arguments = arguments
-        self._core = core
+        self._cores = cores
         self._progress = progress
         self._timeout_s = timeout_s
         self.address = ""
@@ -44,9 +44,10 @@ class VerifierProcess:
         self._words: list[str] = []
         command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", "127.0.0.1:0"]
         environment = dict(os.environ)
-        if self._core is not None:
+        if self._cores:
             # Libraries count the processors when they load, before anyone could tell them.
-            environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            threads = str(len(self._cores))
+            environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.process = subprocess.Popen(  # noqa: S603 (our own module)
             [*command, *self._arguments],
             stdin=subprocess.DEVNULL,
@@ -56,8 +57,8 @@ class VerifierProcess:
             env=environment,
         )
         try:
-            if self._core is not None:
-                os.sched_setaffinity(self.process.pid, {self._core})
+            if self._cores:
+                os.sched_setaffinity(self.process.pid, self._cores)
             self._wait()
         except BaseException:
             self.stop()
@@ -77,9 +78,12 @@ class VerifierProcess:
         self.process.terminate()
         try:
             return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:  # an impatient second Ctrl-C too must leave nothing behind
             self.process.kill()
-            return self.process.wait()
+            status = self.process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return status
+            raise
         finally:
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:
