@@ -34,7 +34,8 @@ Messages: TypeAlias = Sequence[Mapping[str, str]]
 class AsyncStream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
 
-    A context manager too: leaving it ends the generation if it has not ended.
+    A context manager too: leaving it ends the generation if it has not ended, and so does
+    cancelling a task that reads it. While one task reads, another may `cancel()`, not `close()`.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class AsyncStream:
         tokens: list[Token] = []
         text: list[str] = []
         session = await self._session()
+        session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
                 self._prompt, self._controller, sampling=self._sampling, stop=self._stop

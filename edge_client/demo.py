@@ -20,7 +20,7 @@ from rich.status import Status
 from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
-from edge_client.cli import sampling_options
+from edge_client.arguments import sampling_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
 from edge_client.drafter import Drafter
 from edge_client.drafters.llama import LlamaDrafter

@@ -97,16 +97,20 @@ class Session:
 
         What it shares with the conversation so far is not sent again.
         """
-        if self._last is not None and self._last.running:
-            raise InvalidRequest(
-                "a generation of this session is in flight",
-                remedy="finish or cancel it first, or use another session",
-            )
+        self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
         self.tokens = list(prompt)
         self.generation += 1
         self._last = Generation(self, controller, sampling or SamplingParams(), stop or StopRules())
         return self._last
+
+    def require_idle(self) -> None:
+        """Raise `InvalidRequest` while a generation is in flight."""
+        if self._last is not None and self._last.running:
+            raise InvalidRequest(
+                "a generation of this session is in flight",
+                remedy="finish or cancel it first, or use another session",
+            )
 
 
 class Generation:

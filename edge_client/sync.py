@@ -96,7 +96,8 @@ def _copy(task: asyncio.Task[T], future: Future[T]) -> None:
 class Stream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
 
-    A context manager too: leaving it ends the generation if it has not ended.
+    A context manager too: leaving it ends the generation if it has not ended. While one thread
+    reads, another may `cancel()`, not `close()`.
     """
 
     def __init__(self, inner: AsyncStream) -> None:

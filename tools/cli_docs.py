@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloud_verifier.cli import build_parser as verifier_parser
-from edge_client.cli import build_parser as device_parser
+from edge_client.arguments import build_parser as device_parser
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 

@@ -23,7 +23,7 @@ import pytest
 
 from cloud_verifier.cli import build_parser as verifier_parser
 from draftwire.testing.demo import demo_model_path
-from edge_client.cli import build_parser as device_parser
+from edge_client.arguments import build_parser as device_parser
 from edge_client.verifier_process import VerifierProcess
 
 DEVICE = [sys.executable, "-m", "edge_client"]

@@ -402,6 +402,18 @@ def test_a_turn_that_failed_is_forgotten_and_one_that_was_cut_short_is_not(
     assert chat.messages[-1] == {"role": "assistant", "content": stream.summary.text}
 
 
+def test_a_turn_before_the_last_has_ended_is_refused_and_does_not_wait_for_ever(
+    make: Callable[..., Any],
+) -> None:
+    chat = make(right()).chat()
+    first = chat.send("hello", max_tokens=1000)
+    next(first)
+    with pytest.raises(InvalidRequest, match="in flight"):
+        chat.send("are you there").read()
+    first.close()
+    assert chat.send("and now", max_tokens=5).read()
+
+
 # ------------------------------------------------------------------ refusals
 
 

@@ -1,0 +1,174 @@
+"""The arguments of `draftwire`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from draftwire import __version__
+from draftwire.commands import HelpFormatter, not_negative, positive
+from draftwire.types import DEFAULT_ADDRESS
+
+_EPILOG = """\
+examples:
+  draftwire demo --rtt 60
+  draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433
+  draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
+
+Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
+no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="draftwire",
+        description="The device side of Draftwire: drafts with a small model here, has the large "
+        "model in the cloud decide. The text is exactly the large model's.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
+    _add_demo(commands)
+    generate = commands.add_parser(
+        "generate",
+        help="generate once",
+        description="Generate the answer to one prompt, on stdout.",
+        formatter_class=HelpFormatter,
+    )
+    generate.add_argument("prompt", nargs="?", default="-", help="the prompt; - reads stdin")
+    generate.add_argument(
+        "--raw", action="store_true", help="continue the prompt itself, without the chat template"
+    )
+    generate.add_argument("--json", action="store_true", help="print one JSON object instead")
+    _add_connection(generate)
+    _add_sampling(generate)
+    chat = commands.add_parser(
+        "chat",
+        help="talk, turn by turn",
+        description="Talk in turns; each sends only what is new. Ctrl-C stops an answer, "
+        "Ctrl-D or /quit ends.",
+        formatter_class=HelpFormatter,
+    )
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    _add_connection(chat)
+    _add_sampling(chat)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="one prompt split and cloud-alone, on the demo pair",
+        description="Start a verifier, run the same prompt split and cloud-alone, check that the "
+        "tokens are identical and print both speeds. Each side gets half of the processor's "
+        "cores. Exit status 1 if the tokens differ.",
+        formatter_class=HelpFormatter,
+    )
+    demo.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        default="Explain how a bicycle stays upright, in a few paragraphs.",
+        help="what to answer",
+    )
+    demo.add_argument(
+        "--rtt", type=not_negative, default=0.0, metavar="MS", help="emulated round trip"
+    )
+    demo.add_argument("--pin", action="store_true", help="one processor core for each side")
+    demo.add_argument("--repeat", type=positive, default=1, metavar="N", help="runs, interleaved")
+    demo.add_argument(
+        "--drafter",
+        type=_drafter,
+        default="model",
+        metavar="model|noisy:SIZE|random|wrong",
+        help="spoil the drafter on purpose: the text must stay the same",
+    )
+    demo.add_argument(
+        "--target", metavar="FILE", help="target for the verifier (default: the demo model)"
+    )
+    demo.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
+    demo.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout and nothing else there"
+    )
+    demo.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
+    _add_sampling(demo, max_tokens=200, seed=0)
+
+
+def _drafter(text: str) -> str:
+    kind, colon, size = text.partition(":")
+    if kind == "noisy" and colon:
+        not_negative(size)
+    elif text not in ("model", "random", "wrong"):
+        raise argparse.ArgumentTypeError("use model, noisy:SIZE, random or wrong")
+    return text
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--verifier", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where the verifier is"
+    )
+    group.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
+    group.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of the draft model (default: one for each core, up to four)",
+    )
+    group.add_argument(
+        "--context", type=positive, default=4096, metavar="N", help="draft model's context, tokens"
+    )
+
+
+def _add_sampling(
+    parser: argparse.ArgumentParser, max_tokens: int = 256, seed: int | None = None
+) -> None:
+    group = parser.add_argument_group("generation")
+    group.add_argument(
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help="longest answer, tokens; 0: as long as the context",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="keep the N likeliest tokens; 0: all"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="keep the likeliest tokens that together reach P",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="drop tokens below P times the likeliest one's probability",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=seed,
+        metavar="N",
+        help="of all that is random" + ("" if seed is not None else " (default: a random one)"),
+    )
+    group.add_argument(
+        "--num-draft-tokens",
+        type=int,
+        metavar="K",
+        help="drafts per round; 0: the cloud decodes alone (default: adapts)",
+    )
+
+
+def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `EdgeClient.generate` that were given on the command line."""
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
+    return {name: getattr(arguments, name) for name in names}
