@@ -813,7 +813,7 @@ class Usage(_message.Message):
     completion_tokens: _builtins.int
     """Tokens from `start` on."""
     passes: _builtins.int
-    """Passes of the target that took part in this generation."""
+    """Passes of the target that committed tokens of this generation; chunks of its prompt apart."""
     drafted: _builtins.int
     """Drafted tokens judged, and accepted."""
     accepted: _builtins.int
