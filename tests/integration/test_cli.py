@@ -333,7 +333,7 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_fuss(address: str) -> N
 
 @pytest.mark.models
 def test_chat_takes_its_turns_from_a_pipe_and_sends_only_what_is_new(address: str) -> None:
-    system = "You are brief. " * 40
+    system = "You are brief. " * 120
     done = run(
         device(address, "chat", "--system", system), input="Hello\n\nName a colour.\n/quit\nno\n"
     )
