@@ -42,6 +42,7 @@ from draftwire.types import (
 from edge_client.branch import Branch, Commit
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker
+from edge_client.extent import Extent
 from edge_client.plan import Controller, Plan, Round, View
 from edge_client.retry import Patience, RetryPolicy
 from edge_client.transport import Link, Transport, WireBytes
@@ -141,9 +142,7 @@ class Generation:
         self._stop = stop
         self._branch = Branch(session.tokens)
         self._start = len(session.tokens)
-        own_ends = frozenset() if stop.ignore_eos else session.target_ends
-        self._ends = own_ends | frozenset(stop.token_ids)
-        self._draft_ends = self._ends if stop.ignore_eos else self._ends | session.draft_ends
+        self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
@@ -244,7 +243,7 @@ class Generation:
         return (
             len(branch.tail) < plan.window
             and branch.end < min(self._reach, self._worker.max_context)
-            and not (branch.tail and branch.tail[-1] in self._draft_ends)
+            and not (branch.tail and self._extent.ends_draft(branch.tail[-1]))
         )
 
     def _may_draft(self, plan: Plan) -> bool:
@@ -260,15 +259,12 @@ class Generation:
     @property
     def _over(self) -> bool:
         """Whether the text is complete, and only the verifier's word of it is still to come."""
-        text = self._branch.committed
-        return len(text) > self._start and (len(text) >= self._reach or text[-1] in self._ends)
+        return self._extent.complete(self._branch.committed, self._session.limits)
 
     @property
     def _reach(self) -> int:
         """The longest the text can get, tokens."""
-        context = self._session.limits.max_context
-        most = self._stop.max_tokens
-        return min(context, self._start + most) if most else context
+        return self._extent.reach(self._session.limits)
 
     # ------------------------------------------------------------------ events
 
