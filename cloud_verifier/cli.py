@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, not_negative, positive
-from draftwire.errors import DraftwireError
+from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.types import DEFAULT_ADDRESS
 
 _EPILOG = """\
@@ -160,6 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(arguments)
     except DraftwireError as error:
         print(f"draftwire-verifier: {error.code}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        missing = MissingDependency(
+            f"{error.name} is not installed", remedy="pip install 'draftwire[cloud]'"
+        )
+        print(f"draftwire-verifier: {missing.code}: {missing}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

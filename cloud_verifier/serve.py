@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
+from cloud_verifier.server import VerifierServer
 from cloud_verifier.target import TargetModel
 from cloud_verifier.tracing import exporting
 from draftwire.errors import InvalidRequest
@@ -49,8 +50,6 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 async def _until_stopped(engine: Engine, arguments: argparse.Namespace, started: float) -> int:
-    from cloud_verifier.server import VerifierServer
-
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 

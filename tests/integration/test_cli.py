@@ -400,3 +400,16 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(
         _, said = process.communicate(timeout=WITHIN_S)
         assert process.returncode == status
         assert "Traceback" not in said
+
+
+def test_a_verifier_without_its_extra_names_it() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from cloud_verifier.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "serve", "--listen", "127.0.0.1:0", "--model", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 1
+    assert "MISSING_DEPENDENCY: torch is not installed" in done.stderr
+    assert "draftwire[cloud]" in done.stderr
+    assert "Traceback" not in done.stderr

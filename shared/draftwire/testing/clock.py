@@ -159,7 +159,14 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, timeout_s: float | None = None)
         async with asyncio.timeout(timeout_s):
             return await coro
 
+    tasks: list[asyncio.Task[Any]] = []
+
+    def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        tasks.append(asyncio.Task(coro, loop=loop, **options))
+        return tasks[-1]
+
     loop.set_exception_handler(note)
+    loop.set_task_factory(make)
     try:
         result = loop.run_until_complete(bounded())
         leftover = sorted(task.get_name() for task in asyncio.all_tasks(loop))
@@ -168,9 +175,18 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, timeout_s: float | None = None)
         _shut_down(loop)
     if leftover:
         raise LeftoverTasks(waiting)
+    # Not left to the garbage collector, whose moment differs from one Python to the next.
+    stray += [error for task in tasks if (error := _unheard(task)) is not None]
     if stray:
         raise stray[0]
     return result
+
+
+def _unheard(task: asyncio.Task[Any]) -> BaseException | None:
+    """The exception of a task that nobody asked for its result."""
+    if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
+        return task.exception()
+    return None
 
 
 def _shut_down(loop: VirtualClockLoop) -> None:
