@@ -19,6 +19,7 @@ import pytest
 from draftwire.errors import InvalidRequest
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.link import PROFILES, LinkEmulator, LinkProfile, main
+from draftwire.testing.relay import End
 from draftwire.testing.wire import Wire
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -520,3 +521,23 @@ def test_impossible_links_are_refused() -> None:
     for address in ("host", ":80", "host:http", "host:99999"):
         with pytest.raises(InvalidRequest):
             LinkEmulator(address)
+
+
+def test_bytes_read_before_there_is_a_peer_are_kept_in_order() -> None:
+    async def scenario() -> list[bytes]:
+        sent: list[bytes] = []
+
+        class Straight(Wire):
+            def send(self, data: bytes, deliver: Callable[[bytes], object], sender: object) -> None:  # noqa: ARG002
+                deliver(data)
+
+        wire = Straight(LinkProfile(), 0)
+        early, peer = End(wire, set()), End(wire, set())
+        peer.write = sent.append  # type: ignore[method-assign]
+        early.data_received(b"one")
+        early.data_received(b"two")
+        early.join(peer)
+        early.data_received(b"three")
+        return sent
+
+    assert asyncio.run(scenario()) == [b"one", b"two", b"three"]

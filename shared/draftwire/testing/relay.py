@@ -25,11 +25,15 @@ class End(asyncio.Protocol):
         self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._holds: set[object] = set()
+        self._early: list[bytes] = []  # read before there was a peer
         self._read_all = False
         self._wrote_all = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Read nothing before there is a peer. (asyncio has set TCP_NODELAY.)"""
+        """Read nothing before there is a peer. (asyncio has set TCP_NODELAY.)
+
+        Some releases of Python 3.11 and 3.12 begin to read all the same: what they read waits.
+        """
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
         self._transport = transport
         self._ends.add(self)
@@ -40,13 +44,20 @@ class End(asyncio.Protocol):
     def join(self, peer: End) -> None:
         """Connect with the other end and start to read."""
         self.peer, peer.peer = peer, self
-        self.release(None)
-        peer.release(None)
+        for end in (self, peer):
+            early, end._early = end._early, []
+            for data in early:
+                end.data_received(data)
+            if end._read_all:
+                end.eof_received()
+            end.release(None)
 
     def data_received(self, data: bytes) -> None:
         """Send on what was read."""
         if self.peer is not None:
             self._wire.send(data, self.peer.write, self)
+        else:
+            self._early.append(data)
 
     def eof_received(self) -> bool:
         """Pass a half-close on; the other direction stays open until it ends too."""
