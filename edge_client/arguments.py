@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, not_negative, positive
-from draftwire.types import DEFAULT_ADDRESS
+from draftwire.types import DEFAULT_ADDRESS, SamplingParams, StopRules
 
 _EPILOG = """\
 examples:
@@ -172,3 +172,10 @@ def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `EdgeClient.generate` that were given on the command line."""
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
     return {name: getattr(arguments, name) for name in names}
+
+
+def check_sampling(arguments: argparse.Namespace) -> None:
+    """Raise `InvalidRequest` for what `EdgeClient.generate` would refuse."""
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    SamplingParams(**{name: getattr(arguments, name) for name in names})
+    StopRules(max_tokens=arguments.max_tokens)

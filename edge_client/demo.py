@@ -20,7 +20,7 @@ from rich.status import Status
 from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
-from edge_client.arguments import sampling_options
+from edge_client.arguments import check_sampling, sampling_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
 from edge_client.drafter import Drafter
 from edge_client.drafters.llama import LlamaDrafter
@@ -33,6 +33,7 @@ from edge_client.verifier_process import VerifierProcess
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; returns the exit status: 1 if the tokens differ."""
+    check_sampling(arguments)  # before anything that takes long
     screen = Console(stderr=True) if arguments.json else Console()
     model = Path(arguments.model or demo_model_path())
     target = Path(arguments.target or model)
@@ -75,7 +76,8 @@ def _compare(
             remark(screen, f"\n{arguments.prompt}\n", style="bold")
             split.append(_one(client, arguments, screen=screen))
             screen.print("\n")
-            screen.print(LEGEND, style="dim")
+            if screen.color_system:
+                screen.print(LEGEND, style="dim")
         else:
             with say.doing(f"split, run {index} of {arguments.repeat}"):
                 split.append(_one(client, arguments))

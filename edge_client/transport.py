@@ -92,13 +92,17 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """A connection to the verifier at `address` (`HOST:PORT`).
+    """A connection to the verifier at `address` (`HOST:PORT`, or `unix:PATH`).
 
-    Belongs to the event loop it is first used on. `timeout_s` bounds unary calls. Once closed it
-    is not used again.
+    Raises `InvalidRequest` for an address of another form. Belongs to the event loop it is first
+    used on. `timeout_s` bounds unary calls. Once closed it is not used again.
     """
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
+        host, _, port = address.rpartition(":")
+        numbered = port.isdigit() and 0 < int(port) < 2**16
+        if not address.startswith("unix:") and not (host and numbered):
+            raise InvalidRequest(f"{address!r} is no address", remedy="give HOST:PORT")
         self.address = address
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None

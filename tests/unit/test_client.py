@@ -578,3 +578,9 @@ def test_an_interrupt_ends_the_generation_before_it_is_raised(verifier: Verifier
             assert stream.summary.finish_reason is FinishReason.CANCELLED
             stream.close()
         assert read(client).token_ids == tuple(TEXT)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", ":7433", "127.0.0.1:99999", ""])
+def test_an_address_that_is_none_is_refused_by_name(address: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no address — give HOST:PORT"):
+        AsyncEdgeClient(address, TOKENIZER)
