@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -113,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and return the exit status."""
     options = _parser().parse_args(argv)
+    # Whoever ends this run ends the verifier that it started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     source = options.model or str(demo_model_path())
     prompts = PROMPTS[: options.prompts]
     cases = quick_grid() if options.quick else grid(prompts, options.k, options.rtt)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -163,6 +164,8 @@ def _print_row(cells: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and return the exit status."""
     options = _parser().parse_args(argv)
+    # Whoever ends this run ends the verifier that it started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     lengths = list(options.k)
     if options.check and CHECKED not in lengths:
         lengths.append(CHECKED)
