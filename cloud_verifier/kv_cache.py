@@ -9,9 +9,8 @@ holder only: what is shared is full, and whoever needs to write into it recomput
 from __future__ import annotations
 
 import hashlib
-from array import array
 
-from draftwire.types import Tokens
+from draftwire.types import Tokens, pack_tokens
 
 
 class BlockTable:
@@ -144,4 +143,4 @@ class BlockPool:
 
 def _key(parent: bytes, tokens: Tokens) -> bytes:
     """Key of a block from its parent's and its tokens: BLAKE2b-128, collisions out of reach."""
-    return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(parent + pack_tokens(tokens), digest_size=16).digest()

@@ -19,7 +19,7 @@ from cloud_verifier.service import VerifierService
 from cloud_verifier.tracing import traced
 from draftwire import codec
 from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound
-from draftwire.types import ClientFrame
+from draftwire.types import MAX_FRAME_BYTES, ClientFrame
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
-MAX_FRAME_BYTES = 1 << 20
-"""A prompt of some 300,000 tokens; everything else is far smaller."""
-
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it

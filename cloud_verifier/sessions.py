@@ -98,9 +98,7 @@ class Session:
 
     def reach_of(self, opening: Open) -> int:
         """The longest the session's tokens can get in this generation."""
-        context = self.card.limits.max_context
-        most = opening.stop.max_tokens
-        return min(context, opening.start + most) if most else context
+        return opening.stop.reach(opening.start, self.card.limits.max_context)
 
     def open(self, opening: Open, history: list[int], stream: Stream) -> bool:
         """Attach a stream; whether it goes on where the generation stands, or begins a new one.
@@ -142,8 +140,7 @@ class Session:
     def _begin(self, opening: Open, history: list[int]) -> None:
         self.generation, self.start = opening.generation, opening.start
         self.sampling, self.stop = opening.sampling, opening.stop
-        own_ends = () if self.stop.ignore_eos else self.card.target.eos_token_ids
-        self.end_tokens = frozenset((*self.stop.token_ids, *own_ends))
+        self.end_tokens = self.stop.ends(self.card.target.eos_token_ids)
         self.reach = self.reach_of(opening)
         self.passes = self.drafted = self.accepted = 0
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])

@@ -21,17 +21,14 @@ class Extent:
         target_ends: frozenset[int],
         draft_ends: frozenset[int],
     ) -> None:
-        named = frozenset(stop.token_ids)
         self._start = start
-        self._most = stop.max_tokens
-        self._ends = named if stop.ignore_eos else named | target_ends
-        self._draft_ends = named if stop.ignore_eos else self._ends | draft_ends
+        self._stop = stop
+        self._ends = stop.ends(target_ends)
+        self._draft_ends = stop.ends(target_ends | draft_ends)
 
     def reach(self, limits: ServingLimits) -> int:
         """The longest the text can get, tokens."""
-        if not self._most:
-            return limits.max_context
-        return min(limits.max_context, self._start + self._most)
+        return self._stop.reach(self._start, limits.max_context)
 
     def complete(self, committed: Sequence[int], limits: ServingLimits) -> bool:
         """Whether only the verifier's word of the end is still to come."""

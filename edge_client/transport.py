@@ -17,11 +17,9 @@ import grpc.aio
 
 from draftwire import codec
 from draftwire.errors import DraftwireError, InvalidRequest, LinkLost, PromptTooLong, from_wire
-from draftwire.types import ClientFrame, Draft, ModelCard, ServerFrame, Verdict
+from draftwire.types import MAX_FRAME_BYTES, ClientFrame, Draft, ModelCard, ServerFrame, Verdict
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
-
-MAX_FRAME_BYTES = 1 << 20
 
 _SEND_FAILED = "Internal error from Core"
 _STATUS_TIMEOUT_S = 1.0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
+import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -18,6 +19,7 @@ from typing import TypeAlias
 from draftwire.errors import InvalidRequest
 
 PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 1 << 20  # a prompt of some 300,000 tokens; all else is far smaller
 DEFAULT_ADDRESS = "127.0.0.1:7433"
 MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 2**32 - 1  # counts and positions travel as 32 bits
@@ -47,16 +49,17 @@ def check_tokens(tokens: Tokens, what: str) -> None:
     )
 
 
-def history_hash(tokens: Tokens) -> bytes:
-    """BLAKE2b-128 of token ids as little-endian uint32, 16 bytes; empty for no tokens."""
-    if not tokens:
-        return b""
+def pack_tokens(tokens: Tokens) -> bytes:
+    """Token ids as little-endian uint32, which is what is hashed."""
     packed = array("I", tokens)
-    if packed.itemsize != 4 or array("H", [1]).tobytes() != b"\x01\x00":  # pragma: no cover
-        return hashlib.blake2b(
-            b"".join(t.to_bytes(4, "little") for t in tokens), digest_size=16
-        ).digest()
-    return hashlib.blake2b(packed.tobytes(), digest_size=16).digest()
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def history_hash(tokens: Tokens) -> bytes:
+    """BLAKE2b-128 of `pack_tokens`, 16 bytes; empty for no tokens."""
+    return hashlib.blake2b(pack_tokens(tokens), digest_size=16).digest() if tokens else b""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -142,6 +145,15 @@ class StopRules:
         _check_counts(self, "", "max_tokens", "min_tokens")
         check_tokens(self.token_ids, "stop token ids")
         _require(all(self.strings), "a stop string is empty")
+
+    def reach(self, start: int, max_context: int) -> int:
+        """The longest a text can get whose output begins at `start`, tokens."""
+        return min(max_context, start + self.max_tokens) if self.max_tokens else max_context
+
+    def ends(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """Tokens that end a text of a model with these end tokens."""
+        named = frozenset(self.token_ids)
+        return named if self.ignore_eos else named.union(eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
