@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from cloud_verifier.admission import check_draft, check_fits, check_open, full
 from cloud_verifier.kv_cache import BlockPool
-from cloud_verifier.observer import Deaf, Observer, report
+from cloud_verifier.observer import Observer, report
 from cloud_verifier.scheduler import ChunkSize, Share, schedule, victim
 from cloud_verifier.sessions import Session, Stream
 from cloud_verifier.target import Judgement, TargetModel
@@ -81,7 +81,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.config = config or EngineConfig()
-        self.observer = observer or Deaf()
+        self.observer = observer or Observer()
         self.card = target.card
         self.pool = BlockPool(target.num_blocks, target.block_size)
         self.active: dict[bytes, Session] = {}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from cloud_verifier.sessions import Session
 from draftwire.types import Finished, FinishReason, ServerFrame, Verdict
 
 
-class Observer(Protocol):
-    """Hears what happens, on the thread where it does: must be quick and must not raise.
+class Observer:
+    """Hears what happens, and ignores it: what a subclass wants to know, it overrides.
 
-    The engine's thread speaks of passes and generations, the event loop's of frames; of errors,
-    each of its own.
+    Called on the thread where it happens: must be quick and must not raise. The engine's thread
+    speaks of passes and generations, the event loop's of frames; of errors, each of its own.
     """
 
     def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
@@ -21,77 +20,33 @@ class Observer(Protocol):
 
         The KV of `cached_tokens`, which may be more than the prompt's, is there already.
         """
-        ...
 
     def passed(self, seconds: float, rows: int, sessions: int) -> None:
         """A pass ran over so many tokens of so many sessions."""
-        ...
 
     def judged(self, drafts: int, accepted: int, own: int, queue_s: float) -> None:
         """A session got its verdict: drafts judged and accepted, tokens of the target's own."""
-        ...
 
     def delivered(self, tokens: int, since_last_s: float, *, first: bool) -> None:
         """Tokens went out, so long after the session's last ones or, the first, its open."""
-        ...
 
     def stale(self, tokens: int) -> None:
         """Draft tokens came too late or on a dead branch, and were dropped without a pass."""
-        ...
 
     def preempted(self) -> None:
         """A session's KV was dropped for another's sake; it will be recomputed."""
-        ...
 
     def finished(self, reason: FinishReason) -> None:
         """A generation ended by itself or by its client."""
-        ...
 
     def refused(self, code: str) -> None:
         """A stream ended with that error."""
-        ...
 
     def received(self, frame: str, payload_bytes: int) -> None:
         """A frame of that name came from a client."""
-        ...
 
     def sent(self, frame: str, payload_bytes: int) -> None:
         """A frame of that name went to a client."""
-        ...
-
-
-class Deaf:
-    """Hears nothing."""
-
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
-        """Ignored."""
-
-    def passed(self, seconds: float, rows: int, sessions: int) -> None:
-        """Ignored."""
-
-    def judged(self, drafts: int, accepted: int, own: int, queue_s: float) -> None:
-        """Ignored."""
-
-    def delivered(self, tokens: int, since_last_s: float, *, first: bool) -> None:
-        """Ignored."""
-
-    def stale(self, tokens: int) -> None:
-        """Ignored."""
-
-    def preempted(self) -> None:
-        """Ignored."""
-
-    def finished(self, reason: FinishReason) -> None:
-        """Ignored."""
-
-    def refused(self, code: str) -> None:
-        """Ignored."""
-
-    def received(self, frame: str, payload_bytes: int) -> None:
-        """Ignored."""
-
-    def sent(self, frame: str, payload_bytes: int) -> None:
-        """Ignored."""
 
 
 def report(

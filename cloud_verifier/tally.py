@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from cloud_verifier.observer import Observer
 from draftwire.errors import BY_CODE
 from draftwire.types import FinishReason
 
@@ -46,7 +47,7 @@ class Histogram:
         return sums
 
 
-class Tally:
+class Tally(Observer):
     """An `Observer` that counts what it hears.
 
     Names ending in `_s` are seconds. `looked_up` prompt tokens were sought in the KV cache

@@ -8,6 +8,7 @@ from typing import Any
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, not_negative, positive
 from draftwire.types import DEFAULT_ADDRESS, SamplingParams, StopRules
+from edge_client.plan import Plan
 
 _EPILOG = """\
 examples:
@@ -179,3 +180,5 @@ def check_sampling(arguments: argparse.Namespace) -> None:
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     SamplingParams(**{name: getattr(arguments, name) for name in names})
     StopRules(max_tokens=arguments.max_tokens)
+    if arguments.num_draft_tokens is not None:
+        Plan.fixed(arguments.num_draft_tokens)

@@ -111,20 +111,24 @@ class Branch:
         Something is always under way: unresolved drafts, credit, or a draft in the making
         (rule 21).
         """
-        credit = min(max(1, plan.credit), limits.max_credit)
+        credit = _credit(plan, limits)
         if plan.chunk == 0:
             if plan.window == 0:
                 self.drop_unsent()
             left = self.granted - len(self.committed) - self.sent
-            return self.take(0, credit) if left <= credit // 2 else None
+            return self.ask(plan, limits) if left <= credit // 2 else None
         if not plan.pipelined and (self.sent or self._late):
             return None
         room = limits.max_pending - self.sent
         if self.unsent and room > 0 and (self.unsent >= plan.chunk or not more):
             return self.take(min(self.unsent, room), credit)
         if self.idle and not self.tail and not more:
-            return self.take(0, credit)
+            return self.ask(plan, limits)
         return None
+
+    def ask(self, plan: Plan, limits: ServingLimits) -> Draft:
+        """An empty draft: tokens of the verifier's own, as many as the plan grants."""
+        return self.take(0, _credit(plan, limits))
 
     def take(self, count: int, credit: int) -> Draft:
         """The frame that sends the next `count` drafts, and credit beyond them (rule 9)."""
@@ -189,3 +193,8 @@ class Branch:
     def _fork(self) -> None:
         self.agreed = min(self.agreed, self.end)
         self.forks += 1
+
+
+def _credit(plan: Plan, limits: ServingLimits) -> int:
+    """What to grant: at least a token, or nothing would be under way."""
+    return min(max(1, plan.credit), limits.max_credit)

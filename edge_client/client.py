@@ -173,7 +173,8 @@ class AsyncEdgeClient:
         context: int = 4096,
         retry: RetryPolicy | None = None,
     ) -> Self:
-        """Draft with a GGUF model in llama.cpp, on `threads` threads (default: all cores).
+        """Draft with a GGUF model in llama.cpp, on `threads` threads (default: one
+        for each core, up to four).
 
         Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the `edge`
         extra.
@@ -182,7 +183,10 @@ class AsyncEdgeClient:
         from edge_client.drafters.llama_model import LlamaModel
 
         loaded = LlamaModel.load(model)
-        drafter = LlamaDrafter(loaded, threads=threads, context=context)
+        try:
+            drafter = LlamaDrafter(loaded, threads=threads, context=context)
+        finally:
+            loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
         return cls(verifier, loaded.tokenizer, [drafter], retry=retry)
 
     async def card(self) -> ModelCard:
@@ -297,11 +301,7 @@ class AsyncEdgeClient:
     def _controller(self, num_draft_tokens: int | None) -> Controller:
         if num_draft_tokens is None:
             return self._adaptive
-        if num_draft_tokens < 0:
-            raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
-        if num_draft_tokens == 0:
-            return FixedController(Plan.cloud_alone())
-        return FixedController(Plan.waiting(num_draft_tokens))
+        return FixedController(Plan.fixed(num_draft_tokens))
 
 
 class AsyncChat:

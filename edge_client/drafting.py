@@ -72,15 +72,13 @@ class DraftWorker:
             )
             branch.agreed = branch.end
 
-    def take(self, drafted: Drafted, branch: Branch) -> bool:
-        """Put an answer on the branch it was asked for; False if it is stale or none."""
+    def take(self, drafted: Drafted, branch: Branch) -> None:
+        """Put an answer on the branch it was asked for, if it is not stale."""
         self._task = None
         if drafted.proposal is None:
             self._drafter = None
         elif (drafted.position, drafted.forks) == (branch.end, branch.forks):
             branch.push(drafted.proposal.token, drafted.proposal.confidence)
-            return True
-        return False
 
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""

@@ -39,6 +39,13 @@ class Plan:
         return cls(window=0, chunk=0, credit=credit)
 
     @classmethod
+    def fixed(cls, num_draft_tokens: int) -> Plan:
+        """Always K drafts a round; with 0 the cloud decodes alone."""
+        if num_draft_tokens < 0:
+            raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+        return cls.waiting(num_draft_tokens) if num_draft_tokens else cls.cloud_alone()
+
+    @classmethod
     def shadow(cls, window: int, credit: int = 32) -> Plan:
         """As `cloud_alone`, but the device drafts along: to catch up, or to see how it would do."""
         return cls(window=window, chunk=0, credit=credit)

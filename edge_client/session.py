@@ -1,6 +1,6 @@
 """A conversation with one verifier: the history, and one generation at a time.
 
-`Session._decode` is the loop: draft, send, take verdicts. All else serves it. Rule numbers are
+`Generation._decode` is the loop: draft, send, take verdicts. All else serves it. Rule numbers are
 those of docs/protocol.md.
 """
 
@@ -147,6 +147,7 @@ class Generation:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
         self._asked_at: float | None = None
+        self._opened_with = 0  # tokens committed when the stream was opened
         self._unread = True  # no pass of this stream has been heard of
         self._patience = Patience(session.retry, session.clock)
 
@@ -363,7 +364,7 @@ class Generation:
         plan = self._plan()
         if plan.window and not branch.tail:
             self._asked_at = session.clock()
-            await link.send(branch.take(0, min(max(1, plan.credit), session.limits.max_credit)))
+            await link.send(branch.ask(plan, session.limits))
 
     async def _recover(self, error: DraftwireError) -> None:
         """After a stream broke: return to open another, or raise what can't be mended."""

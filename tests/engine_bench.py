@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloud_verifier.engine import Arrival, Detached, Engine, EngineConfig
+from cloud_verifier.observer import Observer
 from cloud_verifier.sessions import Stream
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.target import Judgement, Row
@@ -50,7 +51,7 @@ class Target(TableTarget):
 
 
 @dataclass
-class Recorder:
+class Recorder(Observer):
     """Adds up what an engine says of itself."""
 
     passes: int = 0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ParamSpec
 
 from draftwire.testing.table import TableModel, table_fingerprint
 from edge_client import AsyncEdgeClient
 from edge_client.drafters.table import TableDrafter
+
+P = ParamSpec("P")
 
 MODEL = TableModel(vocabulary_size=64, states=1024, seed=3)
 
@@ -30,3 +35,17 @@ class Words:
 def table_client(address: str, noise: float = 0.3) -> AsyncEdgeClient:
     """A client whose drafts mostly hold: see `TableModel.perturbed`."""
     return AsyncEdgeClient(address, Words(), [TableDrafter(MODEL.perturbed(noise, seed=1))])
+
+
+def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine, given a minute."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 from llama_drafting import drafter_of, fresh, same, text_of
 
+from draftwire.errors import InternalError
 from draftwire.testing.demo import demo_model_path
 from draftwire.types import SamplingParams
+from edge_client import AsyncEdgeClient
 from edge_client.drafter import Drafter
 from edge_client.drafters.llama import LlamaModel
 
@@ -152,3 +154,11 @@ def test_a_cancelled_prompt_is_given_up_between_batches(model: LlamaModel) -> No
         await drafter.close()
 
     asyncio.run(scenario())
+
+
+def test_a_closed_client_gives_the_models_memory_back() -> None:
+    client = AsyncEdgeClient.from_gguf("127.0.0.1:1", demo_model_path(), threads=1, context=64)
+    assert client.tokenizer.encode("Hello")
+    asyncio.run(client.close())
+    with pytest.raises(InternalError, match="is closed"):
+        client.tokenizer.encode("Hello")

@@ -8,12 +8,10 @@ import json
 import logging
 import re
 import urllib.request
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, ParamSpec
 
 import pytest
-from table_client import MODEL, table_client
+from table_client import MODEL, on_a_loop, table_client
 
 pytest.importorskip("prometheus_client", reason="needs the cloud extra")
 
@@ -29,21 +27,6 @@ from draftwire.types import ServingLimits
 from edge_client.results import Summary
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-P = ParamSpec("P")
-
-
-def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 class Scraped:

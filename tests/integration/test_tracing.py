@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, ParamSpec
+from collections.abc import AsyncIterator
 
 import pytest
-from table_client import MODEL, Words, table_client
+from table_client import MODEL, Words, on_a_loop, table_client
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the otel extra")
 
@@ -25,20 +23,6 @@ from cloud_verifier.tracing import exporting
 from draftwire.errors import PromptTooLong
 from draftwire.types import ServingLimits
 from edge_client import AsyncEdgeClient, EdgeClient
-
-P = ParamSpec("P")
-
-
-def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 class Traced:
