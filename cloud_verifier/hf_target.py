@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from cloud_verifier import cpu_linear
-from cloud_verifier.attention import IMPLEMENTATION, KV, PagedKV, register
+from cloud_verifier.attention import IMPLEMENTATION, PagedKV, register
+from cloud_verifier.forward import Forward
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.packing import Span
 from cloud_verifier.rollback import PROBE, probe
@@ -56,6 +57,7 @@ class HFTarget:
                 f"no memory for the KV of {kv_tokens} tokens: {error}",
                 remedy="choose fewer KV tokens",
             ) from error
+        self._forward: Forward | None = Forward(loaded.model, self._kv)
         self._check_agreement(expected)
         _log.info(
             "serving %s (%s on %s): KV of %d tokens in %.1f MB, context up to %d",
@@ -140,7 +142,9 @@ class HFTarget:
         It has the library's own attention within; with `linear_layers` its linear layers too,
         else those of this target. No pass may run meanwhile.
         """
-        model = self._loaded()
+        if self._model is None:
+            raise InternalError("the target is closed")
+        model = self._model
         model.set_attn_implementation(self._shipped)
         if linear_layers:
             cpu_linear.remove(model)
@@ -184,35 +188,23 @@ class HFTarget:
         N counts `drafts + 1` per judged row, in order: those of its last fed tokens, each the
         distribution for the position after it.
         """
-        model = self._loaded()
+        if self._forward is None:
+            raise InternalError("the target is closed")
         tokens: list[int] = []
         keep: list[int] = []
         for row in rows:
             tokens.extend(row.tokens)
             if row.judge:
                 keep.extend(range(len(tokens) - row.drafts - 1, len(tokens)))
+        spans = [Span(row.start, len(row.tokens), row.blocks) for row in rows]
         with torch.inference_mode():
-            plan = self._kv.begin([Span(row.start, len(row.tokens), row.blocks) for row in rows])
-            output = model(
-                input_ids=torch.tensor([tokens], device=model.device),
-                position_ids=plan.positions,
-                cache=self._kv,
-                use_cache=True,
-                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=model.device),
-                **{KV: self._kv},
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+            return self._forward(tokens, spans, keep)
 
     def close(self) -> None:
         """Free weights and KV. A pass afterwards raises `InternalError`."""
         self._model = None
+        self._forward = None
         self._kv.close()
-
-    def _loaded(self) -> PreTrainedModel:
-        if self._model is None:
-            raise InternalError("the target is closed")
-        return self._model
 
     def _check(self, rows: Sequence[Row]) -> None:
         vocabulary, blocks = self._card.vocabulary_size, self.num_blocks
