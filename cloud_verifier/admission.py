@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from draftwire.errors import (
+    DeadlineExceeded,
+    DraftwireError,
     InvalidRequest,
+    LimitExceeded,
     ModelChanged,
     ModelNotFound,
     PromptTooLong,
@@ -71,6 +74,19 @@ def full(generations: int) -> ServerFull:
     return ServerFull(
         f"{generations} generations are in flight, the most that are served at once",
         remedy="try again later, or serve with more --max-sessions",
+    )
+
+
+def overdue(waited_s: float, *, silent: bool) -> DraftwireError:
+    """What is said when a device, or else its generation, has taken that long."""
+    if silent:
+        return DeadlineExceeded(
+            f"nothing came from the device for {waited_s:.0f} s",
+            remedy="open the session again and go on; nothing is lost",
+        )
+    return LimitExceeded(
+        f"the generation has taken {waited_s:.0f} s",
+        remedy="ask for fewer max_tokens, or serve with a longer --max-generation-time",
     )
 
 

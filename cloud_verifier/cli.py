@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, not_negative, positive
+from draftwire.commands import HelpFormatter, not_negative, positive, seconds
 from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.types import DEFAULT_ADDRESS
 
@@ -106,6 +106,19 @@ def build_parser() -> argparse.ArgumentParser:
         default=600.0,
         metavar="S",
         help="seconds an idle session stays",
+    )
+    serving.add_argument(
+        "--max-silence",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds a stream may owe a frame; its session can be opened again",
+    )
+    serving.add_argument(
+        "--max-generation-time",
+        type=seconds,
+        metavar="S",
+        help="seconds a generation may take in all (default: no bound)",
     )
     serving.add_argument(
         "--grace",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cloud_verifier.admission import check_draft, check_fits, check_open, full
+from cloud_verifier.admission import check_draft, check_fits, check_open, full, overdue
 from cloud_verifier.kv_cache import BlockPool
 from cloud_verifier.observer import Observer, report
 from cloud_verifier.scheduler import ChunkSize, Share, schedule, victim
@@ -56,12 +57,19 @@ class EngineConfig:
 
     `max_sessions` generations are in flight at once; up to `max_retained` more sessions are kept
     for their next turn, for `session_ttl_s` seconds. A pass takes `max_batch_tokens` tokens.
+
+    A generation ends with an error after `max_generation_s` seconds, a stream after its device
+    has owed a frame for `max_silence_s`. When KV runs short, a session keeps its own for
+    `kv_hold_s` seconds after it began to wait for its device.
     """
 
     max_sessions: int = 64
     max_retained: int = 1024
     session_ttl_s: float = 600.0
     max_batch_tokens: int = 512
+    max_generation_s: float = math.inf
+    max_silence_s: float = 120.0
+    kv_hold_s: float = 1.0
 
 
 class Engine:
@@ -87,6 +95,7 @@ class Engine:
         self.active: dict[bytes, Session] = {}
         self.idle: dict[bytes, Session] = {}  # longest idle first
         self.draining = False
+        self._stalled = False  # what is ready waits for KV that others hold for a while
         self._chunk = ChunkSize(largest=self.config.max_batch_tokens // 2)  # rounds get the rest
         self._clock = clock
         self._departures: list[Departure] = []
@@ -98,7 +107,7 @@ class Engine:
         """
         for arrival in arrivals:
             self._apply(arrival)
-        self._expire()
+        self._expire(self._clock())
         shares = self._schedule()
         started = self._clock()
         if judgements := self._run(shares):
@@ -108,16 +117,29 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would run a pass without new frames."""
-        return any(session.ready for session in self.active.values())
+        """Whether a step would run a pass without new frames, and before `next_wakeup`."""
+        return not self._stalled and any(session.ready for session in self.active.values())
 
     @property
-    def next_expiry(self) -> float | None:
-        """When the longest idle session or cached block goes, seconds of the clock, if any does."""
-        since = [session.queued_at for session in itertools.islice(self.idle.values(), 1)]
+    def next_wakeup(self) -> float | None:
+        """When a step is due though no frame came, seconds of the clock, if ever."""
+        times = [
+            session.queued_at + self.config.session_ttl_s
+            for session in itertools.islice(self.idle.values(), 1)
+        ]
         if self.pool.oldest is not None:
-            since.append(self.pool.oldest)
-        return min(since) + self.config.session_ttl_s if since else None
+            times.append(self.pool.oldest + self.config.session_ttl_s)
+        for session in self.active.values():
+            times.append(self._deadline(session))
+            if self._stalled and session.kv.blocks and not session.ready:
+                times.append(session.queued_at + self.config.kv_hold_s)
+        soonest = min(times, default=math.inf)
+        return soonest if soonest < math.inf else None
+
+    def _deadline(self, session: Session) -> float:
+        """When an active session has taken too long, or its device."""
+        silent = math.inf if session.ready else session.queued_at + self.config.max_silence_s
+        return min(silent, session.begun_at + self.config.max_generation_s)
 
     # ------------------------------------------------------------------ apply
 
@@ -169,6 +191,7 @@ class Engine:
         resumed = session.open(opening, history, stream)
         self.pool.adopt(session.kv, session.tokens)
         if not resumed:
+            session.begun_at = at
             session.cached = min(session.kv.length, session.start)
         self.observer.opened(session.start, session.kv.length, resumed=resumed)
         logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
@@ -192,21 +215,27 @@ class Engine:
             session.queued_at = self._clock()
             self.idle[session.id] = session
 
-    def _expire(self) -> None:
+    def _expire(self, now: float) -> None:
         while self.idle:
             session = next(iter(self.idle.values()))
-            expired = session.queued_at + self.config.session_ttl_s <= self._clock()
+            expired = session.queued_at + self.config.session_ttl_s <= now
             if not expired and len(self.idle) <= self.config.max_retained:
                 break
             del self.idle[session.id]
-        self.pool.expire(self._clock(), self.config.session_ttl_s)
+        self.pool.expire(now, self.config.session_ttl_s)
+        for session in list(self.active.values()):
+            if self._deadline(session) <= now and session.stream is not None:
+                silent = now - session.begun_at < self.config.max_generation_s
+                since = session.queued_at if silent else session.begun_at
+                self._fail(session.stream, overdue(now - since, silent=silent))
 
     # ------------------------------------------------------------------ schedule
 
     def _schedule(self) -> list[Share]:
         """What the next pass computes, with blocks for all of it.
 
-        Not empty if a session is ready, but for a pass that was to go without prompts.
+        Not empty if a session is ready, but for a pass that was to go without prompts and while
+        those that hold the KV are waited for.
         """
         active = self.active.values()
         for session in active:
@@ -215,24 +244,38 @@ class Engine:
         rounds = [session for session in active if not session.in_prompt]
         budget = self.config.max_batch_tokens
         chunk = self._chunk.next(beside_rounds=any(session.ready for session in rounds))
-        return schedule(
+        self._stalled = False
+        shares = schedule(
             active,
             budget=budget,
             chunk=chunk if rounds else budget,
             max_rows=self.card.limits.max_rows,
             grant=self._grant,
         )
+        self._stalled = self._stalled and not shares
+        return shares
 
     def _grant(self, share: Share, granted: Sequence[Share]) -> bool:
-        """Give a share its blocks. When they run short others lose theirs, not those `granted`."""
-        while not self.pool.grow(share.session.kv, share.end):
-            loser = victim(share.session, self.active.values(), granted)
+        """Give a share its blocks. When they run short others lose theirs, not those `granted`.
+
+        A prompt gets blocks for all of it at once, and only where each of the others still finds
+        one for its next tokens: it would else soon lose what it computed.
+        """
+        session, active, now = share.session, self.active.values(), self._clock()
+        positions = max(share.end, len(session.tokens))
+        entering = session.in_prompt and len(session.kv.blocks) < self.pool.blocks_for(positions)
+        while True:
+            others = sum(bool(other.kv.blocks) for other in active if other is not session)
+            if self.pool.grow(session.kv, positions, spare=others if entering else 0):
+                return True
+            asleep_since = now - self.config.kv_hold_s
+            loser = victim(session, active, granted, asleep_since=asleep_since)
             if loser is None:
+                self._stalled = True
                 return False
-            self.pool.release(loser.kv, self._clock())
+            self.pool.release(loser.kv, now)
             self.observer.preempted()
             logger.warning("preempted", extra={"session": loser.id.hex()})
-        return True
 
     # ------------------------------------------------------------------ run and commit
 

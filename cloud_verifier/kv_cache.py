@@ -82,13 +82,13 @@ class BlockPool:
             table.keys.append(key)
         table.length = len(table.blocks) * size
 
-    def grow(self, table: BlockTable, positions: int) -> bool:
-        """Give `table` blocks for `positions` positions; False, and nothing, if there are too few.
+    def grow(self, table: BlockTable, positions: int, *, spare: int = 0) -> bool:
+        """Give `table` blocks for `positions` positions, where `spare` are left for others.
 
-        Takes free blocks, then those cached longest.
+        False, and nothing, if there are too few. Takes free blocks, then those cached longest.
         """
         missing = self.blocks_for(positions) - len(table.blocks)
-        if missing > self.free + self.cached:
+        if missing > 0 and missing + spare > self.free + self.cached:
             return False
         for _ in range(missing):
             if not self._free:

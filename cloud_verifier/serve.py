@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import signal
 import socket
 import sys
@@ -42,6 +43,8 @@ def serve(arguments: argparse.Namespace) -> int:
             max_sessions=arguments.max_sessions,
             max_batch_tokens=arguments.max_batch_tokens,
             session_ttl_s=arguments.session_ttl,
+            max_silence_s=arguments.max_silence,
+            max_generation_s=arguments.max_generation_time or math.inf,
         )
         engine = Engine(_load(arguments), config, observer=observer)
         if observer is not None:

@@ -206,10 +206,10 @@ class VerifierService:
             self._arrive(stream, Detached())
 
     async def _something(self) -> None:
-        """Wait for a frame, or until the next idle session expires."""
-        expiry = self.engine.next_expiry
+        """Wait for a frame, or until the engine is due without one."""
+        due = self.engine.next_wakeup
         try:
-            async with asyncio.timeout(None if expiry is None else expiry - self._clock()):
+            async with asyncio.timeout(None if due is None else due - self._clock()):
                 await self._wake.wait()
         except TimeoutError:
             pass

@@ -66,7 +66,7 @@ class Session:
         self.reach = 0
         self.finish: FinishReason | None = None
         self.passes = self.drafted = self.accepted = self.cached = 0
-        self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
+        self.begun_at = self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
         self.served_at = self.told_at = 0.0
         self.dropped = 0  # drafts that the last verdict left without judgement
         self.allowance = Allowance(card.limits.max_rows - 1)

@@ -30,3 +30,11 @@ def not_negative(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
     return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time limit."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value

@@ -99,7 +99,7 @@ def test_a_compact_distribution_is_close_to_its_source_and_survives_a_round_trip
     order = np.argsort(-q, kind="stable")[:size]
     kept[order] = q[order] / top.sum()
     assert np.abs(back - kept).sum() <= 2 * size / 255
-    assert quantize(back, size) == compact
+    assert (dense(quantize(back, size), VOCAB) == back).all()  # weights that round alike may swap
 
 
 @given(st.lists(tokens, max_size=4), st.lists(distributions, min_size=5, max_size=5))

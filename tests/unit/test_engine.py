@@ -10,6 +10,7 @@ from engine_bench import MODEL, PROMPT, Verifier, go, most, opening
 
 from cloud_verifier.engine import Detached
 from draftwire.errors import (
+    DeadlineExceeded,
     DraftwireError,
     Draining,
     InternalError,
@@ -401,9 +402,9 @@ def test_a_short_turn_after_a_long_one_leaves_others_room() -> None:
 def test_rule_24_a_session_is_forgotten_when_its_time_is_up() -> None:
     verifier = Verifier(session_ttl_s=10.0)
     stream = verifier.begin(opening(stop=most(4)), go())
-    assert verifier.engine.next_expiry is None
+    assert verifier.engine.next_wakeup is None
     verifier.settle()
-    assert verifier.engine.next_expiry == 10.0
+    assert verifier.engine.next_wakeup == 10.0
     verifier.now = 9.9
     verifier.step()
     assert len(verifier.engine.idle) == 1
@@ -411,7 +412,7 @@ def test_rule_24_a_session_is_forgotten_when_its_time_is_up() -> None:
     verifier.step()
     assert not verifier.engine.idle
     assert verifier.engine.pool.free == 100
-    assert verifier.engine.next_expiry is None
+    assert verifier.engine.next_wakeup is None
     text = (*PROMPT, *verifier.text(stream), 9)
     error = verifier.refusal(opening(prompt=text, prefix=7, attempt=2, generation=2))
     assert isinstance(error, SessionGone)
@@ -441,6 +442,50 @@ def test_rule_24_a_session_in_flight_never_expires() -> None:
     verifier.send(stream, Draft(base=4, epoch=0, credit=1))
     verifier.settle()
     assert verifier.text(stream) == MODEL.generate(PROMPT, 2)
+
+
+def test_a_silent_device_loses_its_stream_and_goes_on_with_another() -> None:
+    verifier = Verifier(max_silence_s=30.0)
+    stream = verifier.begin(opening(stop=most(9)), go(credit=4))
+    verifier.settle()
+    verifier.now = 29.0
+    verifier.step()
+    assert verifier.engine.active
+    assert verifier.engine.next_wakeup == 30.0
+    verifier.now = 30.0
+    verifier.step()
+    error = verifier.last(stream)
+    assert isinstance(error, DeadlineExceeded)
+    assert error.retryable
+    assert not verifier.engine.active
+    again = verifier.begin(opening(attempt=2, stop=most(9)), go())
+    verifier.settle()
+    assert verifier.text(again) == MODEL.generate(PROMPT, 9)
+
+
+def test_a_device_that_is_heard_of_is_not_silent() -> None:
+    verifier = Verifier(max_silence_s=30.0)
+    stream = verifier.begin(opening(), go(credit=1))
+    for _ in range(5):
+        verifier.settle()
+        verifier.now += 29.0
+        length = len(PROMPT) + len(verifier.text(stream))
+        verifier.send(stream, Draft(base=length, epoch=0, credit=1))
+    verifier.settle()
+    assert len(verifier.text(stream)) == 6
+
+
+def test_a_generation_ends_when_its_time_is_up_and_does_not_begin_again() -> None:
+    verifier = Verifier(max_generation_s=10.0, fixed_s=1.0)
+    stream = verifier.begin(opening(), go())
+    for _ in range(11):
+        verifier.step()
+    error = verifier.last(stream)
+    assert isinstance(error, LimitExceeded)
+    assert not error.retryable
+    assert "--max-generation-time" in str(error)
+    assert verifier.text(stream)[:9] == MODEL.generate(PROMPT, 9)
+    assert isinstance(verifier.refusal(opening(attempt=2), go()), LimitExceeded)
 
 
 def test_no_more_sessions_are_kept_than_allowed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from engine_bench import MODEL, PROMPT, Verifier, go, most, opening
 
 from cloud_verifier.allowance import YOUNG_ROUNDS
-from cloud_verifier.engine import Detached
+from cloud_verifier.engine import Detached, EngineConfig
 from draftwire.errors import Superseded
 from draftwire.types import Cancel, Draft, Finished, FinishReason, Tokens, Verdict
 
@@ -88,6 +88,8 @@ def play(verifier: Verifier, devices: list[Device], steps: int = 10_000) -> None
             device.listen()
         if not verifier.engine.has_work and not verifier._arrivals:
             due = [device.due_at for device in devices if device.due_at is not None]
+            if verifier.engine.next_wakeup is not None:
+                due.append(verifier.engine.next_wakeup)
             if not due or all(device.done for device in devices):
                 break
             verifier.now = max(verifier.now, min(due))
@@ -195,11 +197,11 @@ def test_whichever_way_a_session_ends_it_holds_nothing_and_all_goes_in_time(way:
     pool = verifier.engine.pool
     assert pool.held == 0
     assert pool.cached > 0
-    assert verifier.engine.next_expiry == 10.0
+    assert verifier.engine.next_wakeup == 10.0
     verifier.now = 10.0
     verifier.step()
     assert pool.free == pool.num_blocks
-    assert verifier.engine.next_expiry is None
+    assert verifier.engine.next_wakeup is None
 
 
 def test_blocks_that_a_lost_session_left_cached_are_waited_for_and_go() -> None:
@@ -208,10 +210,10 @@ def test_blocks_that_a_lost_session_left_cached_are_waited_for_and_go() -> None:
     verifier.settle()
     verifier.step()
     assert not verifier.engine.idle
-    assert verifier.engine.next_expiry == 10.0
+    assert verifier.engine.next_wakeup == 10.0
     verifier.now = 10.0
     verifier.step()  # the very moment the service wakes up at
-    assert verifier.engine.next_expiry is None
+    assert verifier.engine.next_wakeup is None
 
 
 # ------------------------------------------------------------------ KV is short
@@ -227,6 +229,33 @@ def test_kv_for_one_text_serves_four_sessions(credit: int) -> None:
     play(verifier, devices)
     assert [device.text[3:] for device in devices] == [device.whole for device in devices]
     assert verifier.recorder.preemptions > 4
+    assert verifier.recorder.errors == []
+
+
+def test_kv_for_four_serves_sixteen_devices_and_little_is_computed_twice() -> None:
+    fed = []
+    for num_blocks in (60, 1000):
+        verifier = Verifier(max_context=60, num_blocks=num_blocks, fixed_s=0.02)
+        devices = [
+            Device(verifier, name, (name, 5, 6), tokens=50, think_s=0.1) for name in range(1, 17)
+        ]
+        play(verifier, devices)
+        assert [device.text[3:] for device in devices] == [device.whole for device in devices]
+        fed.append(verifier.recorder.tokens)
+    assert fed[0] < 1.6 * fed[1]
+
+
+def test_owners_share_the_kv_whoever_came_first() -> None:
+    verifier = Verifier(max_context=60, num_blocks=30)
+    for name in range(1, 5):
+        verifier.begin(opening(name, stop=most(50)), go(), owner="many")
+    for _ in range(10):
+        verifier.step()
+    late = verifier.begin(opening(9, stop=most(50)), go(), owner="one")
+    for _ in range(50):
+        verifier.step()
+    assert verifier.text(late) == MODEL.generate(PROMPT, 50)  # at a token a step
+    verifier.settle()
     assert verifier.recorder.errors == []
 
 
@@ -249,6 +278,10 @@ def test_what_was_preempted_and_not_yet_taken_is_found_again() -> None:
     first = verifier.begin(opening(1, LONG[:33]), go(LONG[:33], credit=1))
     verifier.settle()
     second = verifier.begin(opening(2, (9,) * 30), go((9,) * 30, credit=1))
+    verifier.settle()
+    assert verifier.verdicts(second) == []  # the first may keep its KV for a round trip
+    verifier.now = verifier.engine.next_wakeup or 0.0
+    assert verifier.now == EngineConfig().kv_hold_s
     verifier.settle()
     assert verifier.recorder.preemptions == 1
     verifier.send(first, Draft(base=34, epoch=0, credit=1))

@@ -33,7 +33,7 @@ def root() -> Iterator[None]:
 def converse() -> None:
     """A generation of two verdicts that its client ends."""
     target = TableTarget(TableModel(vocabulary_size=10_000, states=64, seed=1))
-    engine = Engine(target)
+    engine = Engine(target, clock=lambda: 0.0)
     stream = Stream()
     opening = Open(
         session_id=SESSION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
 
@@ -368,7 +369,7 @@ async def test_rule_24_idle_sessions_expire_though_nothing_happens() -> None:
 
 @on_virtual_time
 async def test_an_idle_service_does_nothing() -> None:
-    async with serving() as world:
+    async with serving(max_silence_s=math.inf) as world:
         client = Client(world, opening(), go(credit=1))
         await client.read()
         await client.read()
@@ -394,14 +395,14 @@ async def test_cached_kv_expires_though_nothing_happens_and_at_one_wake_up() -> 
 
 
 @on_virtual_time
-async def test_those_whose_kv_was_taken_get_on_without_a_frame_and_no_handover_is_idle() -> None:
-    async with serving(num_blocks=8) as world:
-        clients = [Client(world, opening(name, stop=most(100)), go(60)) for name in range(3)]
-        reads = [asyncio.create_task(client.rest()) for client in clients]
-        for at in range(60, 200, 50):
-            await asyncio.sleep(100 * PASS_S)
-            for client in clients:
-                client.send(Draft(base=3 + min(at, 60), epoch=0, credit=60))
+async def test_kv_that_a_silent_device_holds_is_taken_in_time_and_no_handover_is_idle() -> None:
+    async with serving(num_blocks=8, max_credit=120) as world:
+        silent = Client(world, opening(1, stop=most(100)), go(60))
+        others = [Client(world, opening(name, stop=most(100)), go(100)) for name in (2, 3)]
+        reads = [asyncio.create_task(client.rest()) for client in (silent, *others)]
+        await asyncio.sleep(10)
+        assert [read.done() for read in reads] == [False, True, True]
+        silent.send(Draft(base=63, epoch=0, credit=60))
         for frames in await asyncio.gather(*reads):
             assert text(frames) == MODEL.generate(PROMPT, 100)
         passes = sum(isinstance(frame, Verdict) for read in reads for frame in read.result())
