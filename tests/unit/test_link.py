@@ -258,6 +258,52 @@ def test_a_profile_changes_in_the_middle() -> None:
     run(scenario())
 
 
+def test_each_direction_has_a_profile_of_its_own() -> None:
+    async def scenario() -> None:
+        slow = LinkProfile(rtt_ms=40)
+        async with (
+            serving(echo) as target,
+            LinkEmulator(target, LinkProfile(rtt_ms=2), down=slow) as link,
+            connected(link.address) as stream,
+        ):
+            times = [await echo_ms(stream) for _ in range(5)]
+            assert min(times) >= 21
+            assert min(times) < 21 + LATE_MS
+            assert (link.profile.rtt_ms, link.profile_down.rtt_ms) == (2, 40)
+            link.set_profile(slow)
+            assert await echo_ms(stream) >= 40
+
+    run(scenario())
+
+
+def test_one_direction_stalls_while_the_other_goes_on() -> None:
+    async def scenario() -> None:
+        arrived = asyncio.Event()
+
+        async def watched(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)
+            arrived.set()
+            writer.write(b"y")
+            await writer.drain()
+
+        async with (
+            serving(watched) as target,
+            LinkEmulator(target) as link,
+            connected(link.address) as (reader, writer),
+        ):
+            stall = asyncio.create_task(link.stall(0.2, up=False))
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+            writer.write(b"x")
+            await arrived.wait()
+            assert time.perf_counter() - began < 0.1
+            await reader.readexactly(1)
+            assert time.perf_counter() - began >= 0.19
+            await stall
+
+    run(scenario())
+
+
 def test_bandwidth_limits_a_download() -> None:
     async def scenario() -> None:
         async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -30,9 +30,11 @@ __all__ = ["PROFILES", "LinkEmulator", "LinkProfile", "ThreadedLink", "main"]
 class LinkEmulator:
     """Relays TCP connections to `target` over a link of the given profile.
 
-    A new connection takes one round trip before its first byte, as TCP's handshake does. Bytes
-    are delayed, never lost or reordered. All connections share the bandwidth. Jitter is seeded.
-    Used as an asynchronous context manager; leaving it closes everything.
+    Each direction has half of its profile's round trip; `down` is that of the bytes to clients,
+    where it differs. A new connection takes one round trip before its first byte, as TCP's
+    handshake does. Bytes are delayed, never lost or reordered. All connections share the
+    bandwidth. Jitter is seeded. Used as an asynchronous context manager; leaving it closes
+    everything.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class LinkEmulator:
         target: str,
         profile: LinkProfile | None = None,
         *,
+        down: LinkProfile | None = None,
         listen: str = "127.0.0.1:0",
         seed: int = 0,
     ) -> None:
         self._target = _host_and_port(target)
         self._listen = _host_and_port(listen)
         self._profile = profile or LinkProfile()
+        self._profile_down = down or self._profile
         self._seed = seed
         self._ends: set[End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -54,7 +58,7 @@ class LinkEmulator:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._up = Wire(self._profile, self._seed)
-        self._down = Wire(self._profile, self._seed + 1)
+        self._down = Wire(self._profile_down, self._seed + 1)
         self._server = await self._loop.create_server(
             lambda: End(self._up, self._ends, self._accepted), *self._listen
         )
@@ -84,8 +88,13 @@ class LinkEmulator:
 
     @property
     def profile(self) -> LinkProfile:
-        """What the link is like now."""
+        """What the link is like now, for bytes from clients."""
         return self._profile
+
+    @property
+    def profile_down(self) -> LinkProfile:
+        """What it is like for bytes to them."""
+        return self._profile_down
 
     @property
     def bytes_up(self) -> int:
@@ -97,15 +106,20 @@ class LinkEmulator:
         """Bytes that came from the target."""
         return self._down.carried_bytes
 
-    def set_profile(self, profile: LinkProfile) -> None:
+    def set_profile(self, profile: LinkProfile, *, down: LinkProfile | None = None) -> None:
         """Change the link for all bytes from now on; those under way keep their time."""
-        self._profile = self._up.profile = self._down.profile = profile
+        self._profile = self._up.profile = profile
+        self._profile_down = self._down.profile = down or profile
 
-    async def stall(self, seconds: float) -> None:
-        """Deliver nothing for that long; returns when bytes flow again. Connections stay."""
+    async def stall(self, seconds: float, *, up: bool = True, down: bool = True) -> None:
+        """Deliver nothing for that long; returns when bytes flow again. Connections stay.
+
+        With `up` or `down` false the bytes from clients, or to them, go on.
+        """
         until = self._loop.time() + seconds
-        self._up.stall(until)
-        self._down.stall(until)
+        for wire, stalls in ((self._up, up), (self._down, down)):
+            if stalls:
+                wire.stall(until)
         await asyncio.sleep(seconds)
 
     def cut(self, refuse_s: float = 0.0) -> None:
@@ -128,7 +142,9 @@ class LinkEmulator:
             now = self._loop.time()
             if now < self._refuse_until:
                 return
-            await asyncio.sleep(max(0.0, self._up.held_until - now) + self._profile.rtt_ms / 1000)
+            held = max(0.0, self._up.held_until - now, self._down.held_until - now)
+            round_trip_ms = (self._profile.rtt_ms + self._profile_down.rtt_ms) / 2
+            await asyncio.sleep(held + round_trip_ms / 1000)
             _, server = await self._loop.create_connection(
                 lambda: End(self._down, self._ends), *self._target
             )
@@ -145,11 +161,12 @@ class LinkEmulator:
         target: str,
         profile: LinkProfile | None = None,
         *,
+        down: LinkProfile | None = None,
         listen: str = "127.0.0.1:0",
         seed: int = 0,
     ) -> AbstractContextManager[ThreadedLink]:
         """The same in an event loop and a thread of its own, for callers without a loop."""
-        return run_in_thread(cls(target, profile, listen=listen, seed=seed))
+        return run_in_thread(cls(target, profile, down=down, listen=listen, seed=seed))
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

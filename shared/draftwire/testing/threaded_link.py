@@ -33,13 +33,14 @@ class ThreadedLink:
         """Bytes that came from the target."""
         return self._link.bytes_down
 
-    def set_profile(self, profile: LinkProfile) -> None:
+    def set_profile(self, profile: LinkProfile, *, down: LinkProfile | None = None) -> None:
         """Change the link for all bytes from now on."""
-        self._loop.call_soon_threadsafe(self._link.set_profile, profile)
+        self._loop.call_soon_threadsafe(lambda: self._link.set_profile(profile, down=down))
 
-    def stall(self, seconds: float) -> None:
-        """Deliver nothing for that long; returns when bytes flow again."""
-        asyncio.run_coroutine_threadsafe(self._link.stall(seconds), self._loop).result()
+    def stall(self, seconds: float, *, up: bool = True, down: bool = True) -> None:
+        """Deliver nothing, or nothing one way, for that long; returns when bytes flow again."""
+        stall = self._link.stall(seconds, up=up, down=down)
+        asyncio.run_coroutine_threadsafe(stall, self._loop).result()
 
     def cut(self, refuse_s: float = 0.0) -> None:
         """Reset all connections; reset new ones for `refuse_s` too."""
