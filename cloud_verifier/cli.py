@@ -195,6 +195,7 @@ async def _health(arguments: argparse.Namespace) -> int:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=arguments.timeout)
         except grpc.aio.AioRpcError as error:
             print(f"{arguments.address}: {error.code().name}: {error.details()}")
+            print("start one with draftwire-verifier serve, or check the address", file=sys.stderr)
             return 1
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     print(f"{arguments.address}: {'serving' if serving else 'not serving'}")
