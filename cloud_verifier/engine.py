@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 from cloud_verifier.admission import check_draft, check_fits, check_open, full, overdue
 from cloud_verifier.kv_cache import BlockPool
+from cloud_verifier.memory import Memory
 from cloud_verifier.observer import Observer, report
-from cloud_verifier.scheduler import ChunkSize, Share, schedule, victim
+from cloud_verifier.scheduler import ChunkSize, Share, schedule
 from cloud_verifier.sessions import Session, Stream
 from cloud_verifier.target import Judgement, TargetModel
 from draftwire.errors import (
@@ -95,7 +96,10 @@ class Engine:
         self.active: dict[bytes, Session] = {}
         self.idle: dict[bytes, Session] = {}  # longest idle first
         self.draining = False
-        self._stalled = False  # what is ready waits for KV that others hold for a while
+        self._stalled = False  # what is ready waits for KV that others keep for a while
+        self._memory = Memory(
+            self.pool, self.active, hold_s=self.config.kv_hold_s, preempted=self._preempted
+        )
         self._chunk = ChunkSize(largest=self.config.max_batch_tokens // 2)  # rounds get the rest
         self._clock = clock
         self._departures: list[Departure] = []
@@ -123,17 +127,14 @@ class Engine:
     @property
     def next_wakeup(self) -> float | None:
         """When a step is due though no frame came, seconds of the clock, if ever."""
-        times = [
-            session.queued_at + self.config.session_ttl_s
-            for session in itertools.islice(self.idle.values(), 1)
-        ]
+        idle_since = [session.queued_at for session in itertools.islice(self.idle.values(), 1)]
         if self.pool.oldest is not None:
-            times.append(self.pool.oldest + self.config.session_ttl_s)
-        for session in self.active.values():
-            times.append(self._deadline(session))
-            if self._stalled and session.kv.blocks and not session.ready:
-                times.append(session.queued_at + self.config.kv_hold_s)
-        soonest = min(times, default=math.inf)
+            idle_since.append(self.pool.oldest)
+        soonest = min(
+            min(idle_since, default=math.inf) + self.config.session_ttl_s,
+            min(map(self._deadline, self.active.values()), default=math.inf),
+            self._memory.next_release if self._stalled else math.inf,
+        )
         return soonest if soonest < math.inf else None
 
     def _deadline(self, session: Session) -> float:
@@ -244,7 +245,7 @@ class Engine:
         rounds = [session for session in active if not session.in_prompt]
         budget = self.config.max_batch_tokens
         chunk = self._chunk.next(beside_rounds=any(session.ready for session in rounds))
-        self._stalled = False
+        self._memory.denied = False
         shares = schedule(
             active,
             budget=budget,
@@ -252,30 +253,15 @@ class Engine:
             max_rows=self.card.limits.max_rows,
             grant=self._grant,
         )
-        self._stalled = self._stalled and not shares
+        self._stalled = self._memory.denied and not shares
         return shares
 
     def _grant(self, share: Share, granted: Sequence[Share]) -> bool:
-        """Give a share its blocks. When they run short others lose theirs, not those `granted`.
+        return self._memory.grant(share, granted, self._clock())
 
-        A prompt gets blocks for all of it at once, and only where each of the others still finds
-        one for its next tokens: it would else soon lose what it computed.
-        """
-        session, active, now = share.session, self.active.values(), self._clock()
-        positions = max(share.end, len(session.tokens))
-        entering = session.in_prompt and len(session.kv.blocks) < self.pool.blocks_for(positions)
-        while True:
-            others = sum(bool(other.kv.blocks) for other in active if other is not session)
-            if self.pool.grow(session.kv, positions, spare=others if entering else 0):
-                return True
-            asleep_since = now - self.config.kv_hold_s
-            loser = victim(session, active, granted, asleep_since=asleep_since)
-            if loser is None:
-                self._stalled = True
-                return False
-            self.pool.release(loser.kv, now)
-            self.observer.preempted()
-            logger.warning("preempted", extra={"session": loser.id.hex()})
+    def _preempted(self, session: Session) -> None:
+        self.observer.preempted()
+        logger.warning("preempted", extra={"session": session.id.hex()})
 
     # ------------------------------------------------------------------ run and commit
 

@@ -7,8 +7,7 @@ queues again.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -98,36 +97,6 @@ def _in_turn(sessions: Iterable[Session]) -> Iterator[Session]:
     owners = sorted(queues, key=lambda owner: served_at[owner])
     for turn in zip_longest(*(queues[owner] for owner in owners)):
         yield from (session for session in turn if session is not None)
-
-
-def victim(
-    session: Session,
-    active: Iterable[Session],
-    granted: Sequence[Share],
-    *,
-    asleep_since: float = -math.inf,
-) -> Session | None:
-    """Who of the `active`, in order of admission, gives up its blocks for `session`.
-
-    Of those without a share: whose device has let it wait since `asleep_since` or longer gives
-    way to anyone, the longest waiting first. Else the last in rank gives way to those before it;
-    owners rank equal, so that everyone's first session comes before anyone's second. Of the ready
-    ones the first in rank thus always gets on, and so do all in the end.
-    """
-    spared = {share.session.id for share in granted} | {session.id}
-    sessions_of: Counter[str] = Counter()
-    rank: dict[bytes, tuple[int, int]] = {}
-    holding: list[Session] = []
-    for place, other in enumerate(active):
-        rank[other.id] = (sessions_of[other.owner], place)
-        sessions_of[other.owner] += 1
-        if other.kv.blocks and other.id not in spared:
-            holding.append(other)
-    asleep = [other for other in holding if not other.ready and other.queued_at <= asleep_since]
-    if asleep:
-        return min(asleep, key=lambda other: other.queued_at)
-    last = max(holding, key=lambda other: rank[other.id], default=None)
-    return last if last is not None and rank[last.id] > rank[session.id] else None
 
 
 class ChunkSize:
