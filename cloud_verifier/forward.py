@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from transformers import PreTrainedModel
 
-from cloud_verifier.attention import KV, PagedKV
-from cloud_verifier.packing import Span
+from cloud_verifier.attention import KV, PagedKV, PassPlan, Span
+
+PackedForward: TypeAlias = Callable[[Sequence[int], Sequence[Span], Sequence[int]], torch.Tensor]
+"""The call of `Forward`, for those that run passes in another way."""
 
 
 class Forward:
@@ -25,14 +28,21 @@ class Forward:
 
         Writes the KV of every token.
         """
-        model = self._model
-        plan = self._kv.begin(spans)
-        output = model(
-            input_ids=torch.tensor([tokens], device=model.device),
+        device = self._model.device
+        return self.run(
+            self._kv.begin(spans),
+            torch.tensor([tokens]).to(device, non_blocking=True),
+            torch.tensor(keep, dtype=torch.long).to(device, non_blocking=True),
+        )
+
+    def run(self, plan: PassPlan, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        """The same with a plan that the `PagedKV` has, `tokens` `[1, ΣT]` and `keep` `[N]`."""
+        output = self._model(
+            input_ids=tokens,
             position_ids=plan.positions,
             cache=self._kv,
             use_cache=True,
-            logits_to_keep=torch.tensor(keep, dtype=torch.long, device=model.device),
+            logits_to_keep=keep,
             **{KV: self._kv},
         )
         logits: torch.Tensor = output.logits[0]

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from cloud_verifier import cpu_linear
-from cloud_verifier.attention import IMPLEMENTATION, PagedKV, register
-from cloud_verifier.forward import Forward
+from cloud_verifier.attention import IMPLEMENTATION, Need, PagedKV, Span, choose_backend, register
+from cloud_verifier.cuda_graphs import graphed, wanted
+from cloud_verifier.forward import Forward, PackedForward
 from cloud_verifier.loading import LoadedTarget, load_target
-from cloud_verifier.packing import Span
+from cloud_verifier.outline import outline
 from cloud_verifier.rollback import PROBE, probe
 from cloud_verifier.target import Judgement, Row
 from cloud_verifier.verify import choose
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
 from draftwire.types import ModelCard, ServingLimits
-
-BLOCK_SIZE = 16
 
 _AGREE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 
@@ -33,13 +33,25 @@ class HFTarget:
     Made by `load`. Used from one thread at a time.
     """
 
-    def __init__(self, loaded: LoadedTarget, *, kv_tokens: int, limits: ServingLimits) -> None:
+    def __init__(
+        self,
+        loaded: LoadedTarget,
+        *,
+        kv_tokens: int,
+        limits: ServingLimits,
+        attention: str = "auto",
+        cuda_graphs: bool | None = None,
+    ) -> None:
         """Prefer `load`. `limits.max_context` must fit the model and `kv_tokens`."""
         self._model: PreTrainedModel | None = loaded.model
         self._card = ModelCard(
             target=loaded.identity, limits=limits, vocabulary_size=loaded.vocabulary_size
         )
         shapes, expected = probe(loaded.model, loaded.identity.model)
+        model = loaded.model
+        need = Need.of(model.config, shapes, device=model.device, dtype=model.dtype)
+        self._backend = choose_backend(attention, need)
+        graphs = wanted(cuda_graphs, self._backend, model.device)
         register()
         cpu_linear.install(loaded.model)
         self._shipped = str(loaded.model.config._attn_implementation)
@@ -47,24 +59,36 @@ class HFTarget:
         try:
             self._kv = PagedKV(
                 shapes,
-                num_blocks=-(-kv_tokens // BLOCK_SIZE),
-                block_size=BLOCK_SIZE,
-                device=loaded.model.device,
-                dtype=loaded.model.dtype,
+                num_blocks=-(-kv_tokens // self._backend.block_size),
+                block_size=self._backend.block_size,
+                device=model.device,
+                dtype=model.dtype,
+                planner=self._backend.planner,
+                scratch=graphs,
             )
         except RuntimeError as error:
             raise ModelLoadFailed(
                 f"no memory for the KV of {kv_tokens} tokens: {error}",
                 remedy="choose fewer KV tokens",
             ) from error
-        self._forward: Forward | None = Forward(loaded.model, self._kv)
+        forward = Forward(model, self._kv)
+        self._forward: PackedForward | None = forward
         self._check_agreement(expected)
+        if graphs:
+            self._forward = graphed(
+                forward,
+                self._kv,
+                logits=expected,
+                reach=limits.max_context,
+                required=bool(cuda_graphs),
+            )
         _log.info(
-            "serving %s (%s on %s): KV of %d tokens in %.1f MB, context up to %d",
+            "serving %s (%s on %s, attention %s): KV of %d tokens in %.1f MB, context up to %d",
             loaded.identity.model,
             loaded.identity.dtype,
-            loaded.model.device,
-            self.num_blocks * BLOCK_SIZE,
+            model.device,
+            self._backend.name,
+            self.num_blocks * self.block_size,
             self.kv_bytes / 1e6,
             limits.max_context,
         )
@@ -83,14 +107,18 @@ class HFTarget:
         max_credit: int = 256,
         max_rows: int = 33,
         name: str | None = None,
+        attention: str = "auto",
+        cuda_graphs: bool | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> HFTarget:
         """Load a target from a Hugging Face directory, a hub id or a `.gguf` file.
 
         KV memory for `kv_tokens` tokens over all sessions is allocated at once. A session's
         context is bounded by `max_context`, by default as far as the model and `kv_tokens` go.
-        `threads` sets torch's threads in this process; None leaves them alone. The other
-        arguments are those of `loading.load_target` and of `ServingLimits`.
+        `threads` sets torch's threads in this process; None leaves them alone. `attention` names
+        a back end (see `attention`); "auto" is the fastest that serves the model on the device.
+        `cuda_graphs`: see `cuda_graphs`; None is where they are possible. The other arguments are
+        those of `loading.load_target` and of `ServingLimits`.
 
         Raises the errors of `load_target`, and `InvalidRequest` for bounds that can't hold.
         """
@@ -100,7 +128,14 @@ class HFTarget:
             if threads < 1:
                 raise InvalidRequest(f"threads is {threads}, not ≥ 1")
             torch.set_num_threads(threads)
-        loaded = load_target(source, dtype=dtype, device=device, name=name, progress=progress)
+        loaded = load_target(
+            source,
+            dtype=dtype,
+            device=device,
+            name=name,
+            progress=progress,
+            inspect=partial(_check_attention, attention, cuda_graphs),
+        )
         if max_context is not None and max_context > min(loaded.max_context, kv_tokens):
             raise InvalidRequest(
                 f"max_context is {max_context}, but the model goes to {loaded.max_context} tokens "
@@ -113,7 +148,13 @@ class HFTarget:
             max_credit=max_credit,
             max_rows=max_rows,
         )
-        return cls(loaded, kv_tokens=kv_tokens, limits=limits)
+        return cls(
+            loaded,
+            kv_tokens=kv_tokens,
+            limits=limits,
+            attention=attention,
+            cuda_graphs=cuda_graphs,
+        )
 
     @property
     def card(self) -> ModelCard:
@@ -186,7 +227,7 @@ class HFTarget:
         """Run one pass and return logits, `[N, vocab]` in the model's dtype.
 
         N counts `drafts + 1` per judged row, in order: those of its last fed tokens, each the
-        distribution for the position after it.
+        distribution for the position after it. The next pass may overwrite them.
         """
         if self._forward is None:
             raise InternalError("the target is closed")
@@ -216,7 +257,7 @@ class HFTarget:
                 raise InternalError(
                     f"a row holds a token id outside the vocabulary of {vocabulary}"
                 )
-            if len(row.blocks) * BLOCK_SIZE < _end(row):
+            if len(row.blocks) * self.block_size < _end(row):
                 raise InternalError(f"a row ends at {_end(row)}, past its {len(row.blocks)} blocks")
             if min(row.blocks) < 0 or max(row.blocks) >= blocks:
                 raise InternalError(f"a row names a block outside the {blocks} there are")
@@ -236,6 +277,19 @@ class HFTarget:
             f"{name} does not compute the same with packed attention: {failure}",
             remedy="choose a model whose attention is plain, sliding-window or soft-capped",
         )
+
+
+def _check_attention(
+    attention: str,
+    cuda_graphs: bool | None,
+    config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Refuse what is asked for and can't be had, before weights are loaded."""
+    if attention != "auto" or cuda_graphs:
+        need = Need.of(config, outline(config).shapes, device=device, dtype=dtype)
+        wanted(cuda_graphs, choose_backend(attention, need), device)
 
 
 def _end(row: Row) -> int:

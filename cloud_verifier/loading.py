@@ -66,12 +66,14 @@ def load_target(
     device: str = "auto",
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
+    inspect: Callable[[PreTrainedConfig, torch.device, torch.dtype], None] | None = None,
 ) -> LoadedTarget:
     """Load weights from `source` (see the module) in evaluation mode.
 
     `dtype` "auto" is the stored one, and float32 for a `.gguf`; `device` "auto" is CUDA where
     there is one, else the CPU. `name` is how the model is served, by default after its source.
-    `progress` is told what is being done, in words; the same goes to the log.
+    `progress` is told what is being done, in words; the same goes to the log. `inspect` gets
+    configuration, device and dtype before weights are loaded, and may raise.
 
     Raises `ModelNotFound`, `ModelLoadFailed`, `MissingDependency`, `CannotRollBack`, and
     `InvalidRequest` for an unknown `dtype` or `device`.
@@ -82,6 +84,9 @@ def load_target(
     report(f"loading {source}")
     config = _load_config(directory, source)
     check_rollback(config, source)
+    if inspect is not None:
+        stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+        inspect(config, torch_device, DTYPES.get(dtype, stored))
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ModelLoadFailed(

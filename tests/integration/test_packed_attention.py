@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import tiny_models  # noqa: E402
 
 from cloud_verifier.hf_target import HFTarget  # noqa: E402
-from cloud_verifier.packing import FOLD_LIMIT  # noqa: E402
+from cloud_verifier.attention.sdpa import FOLD_LIMIT  # noqa: E402
 from cloud_verifier.target import Row  # noqa: E402
 from draftwire.errors import InternalError  # noqa: E402
 
@@ -119,8 +119,8 @@ def test_feeding_again_at_an_earlier_position_overwrites_rejected_tokens(target:
 
 
 def test_what_other_sessions_left_in_a_block_is_never_seen(target: HFTarget) -> None:
-    for pool in target._kv._pools:
-        pool.fill_(float("nan"))
+    for layer in target._kv.layers:
+        layer.pool.fill_(float("nan"))
     some = sessions(target, [20, 3, 41])
     assert_pass_matches(target, [(s, 0, len(s.tokens)) for s in some])
 
