@@ -35,9 +35,8 @@ def disagreement(
     tables = ([5, 0, 7, 2], list(range(8, 8 - 70 // -block_size)), [1, 3, 4])
     blocks = 9 - 70 // -block_size
     generator = torch.Generator(device="cpu").manual_seed(1)
-    pools = {}
-    for kind, make in ((dtype, planner), (torch.float32, SdpaPlan)):
-        pools[kind] = PagedKV(
+    tried, plain = (
+        PagedKV(
             [(_HEADS, key, value)],
             num_blocks=blocks,
             block_size=block_size,
@@ -45,9 +44,11 @@ def disagreement(
             dtype=kind,
             planner=make,
         )
-    pool = pools[dtype].layers[0].pool
+        for kind, make in ((dtype, planner), (torch.float32, SdpaPlan))
+    )
+    pool = tried.layers[0].pool
     pool.copy_(torch.randn(pool.shape, generator=generator))
-    pools[torch.float32].layers[0].pool.copy_(pool)
+    plain.layers[0].pool.copy_(pool)
     for lengths in ([3, 70, 1], [1, 1, 1]):
         spans = [
             Span(end - length, length, table)
@@ -65,11 +66,11 @@ def disagreement(
                             window=window,
                             softcap=_SOFTCAP if softcapped else None,
                         )
-                        for kv in (pools[dtype], pools[torch.float32])
+                        for kv in (tried, plain)
                     )
                     largest = float((got.float() - want).abs().max())
             except Exception as error:  # compilers and kernels fail in ways of their own
-                return f"it fails on this device: {str(error).splitlines()[0]}"
+                return f"it fails on this device: {str(error).partition(chr(10))[0]}"
             if not largest <= TOLERANCE.get(dtype, 1e-3):
                 return f"it computes something else on this device: off by {largest:.1e}"
     return None
