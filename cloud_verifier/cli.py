@@ -1,4 +1,4 @@
-"""`draftwire-verifier`: serve a target model, or ask a verifier how it is."""
+"""`draftwire-verifier`: serve a target model, or ask a verifier or a machine how it is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ examples:
   draftwire-verifier serve --model SmolLM2-135M-Instruct.Q4_1.gguf
   draftwire-verifier serve --model google/gemma-2-9b-it --dtype bfloat16 --device cuda \\
       --listen 0.0.0.0:7433 --insecure --kv-tokens 200000
+  draftwire-verifier doctor --model google/gemma-2-9b-it
   draftwire-verifier health 127.0.0.1:7433
 
 `serve` prints one line on stdout when it is ready; everything else goes to stderr. SIGTERM and
@@ -67,6 +68,18 @@ def build_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help="CPU threads of the model (default: one for each core)",
+    )
+    model.add_argument(
+        "--attention",
+        default="auto",
+        choices=["auto", "sdpa", "varlen", "flex"],
+        help="attention back end; auto: varlen on a GPU, flex there for soft-capped scores, sdpa "
+        "elsewhere and for what those can't do (see doctor)",
+    )
+    model.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        help="record small passes at start and replay them (default: on a GPU with varlen)",
     )
     serving = serve.add_argument_group("serving")
     serving.add_argument(
@@ -147,6 +160,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-format", default="text", choices=["text", "json"], help="json: one object a line"
     )
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine has and what a model would need",
+        description="Say what this machine has, which attention back ends serve here and why not "
+        "the others, and what a model would need. Loads no weights.",
+        formatter_class=HelpFormatter,
+    )
+    doctor.add_argument(
+        "--model",
+        metavar="DIR|FILE.gguf|HUB-ID",
+        help="a model to say the sizes of; only its configuration is read",
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
     health = commands.add_parser(
         "health",
         help="exit 0 if a verifier is serving",
@@ -168,6 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
+        if arguments.command == "doctor":
+            from cloud_verifier.doctor import doctor
+
+            return doctor(arguments)
         from cloud_verifier.serve import serve
 
         return serve(arguments)

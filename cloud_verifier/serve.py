@@ -109,6 +109,8 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
         threads=arguments.threads,
         max_context=arguments.max_context,
         name=arguments.name,
+        attention=arguments.attention,
+        cuda_graphs=arguments.cuda_graphs,
     )
 
 
