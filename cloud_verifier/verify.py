@@ -30,7 +30,9 @@ from draftwire.errors import InternalError
 from draftwire.sampling import divisor, truncate, truncates
 from draftwire.types import SamplingParams
 
-_BLOCK = 32  # rows hashed at a time: bounds memory, and stays within a CPU's cache
+# Rows hashed at a time. It bounds memory; on a CPU they stay within its cache, and on a GPU every
+# block waits for the device.
+_BLOCK, _BLOCK_ON_DEVICE = 32, 128
 _MOST_RANKED = 1024  # a greater top-k is ranked by numpy
 # Room for float32's rounding in the test for survivors, ten times what it can amount to.
 _RELATIVE_ROOM = 1 + 1e-4
@@ -54,16 +56,17 @@ def choose(
     if logits.dtype == torch.float64:
         logits = logits.float()
     best, first = logits.max(dim=-1)  # the first of equals
-    if not bool(torch.isfinite(best).all()):
+    finite, *chosen = torch.cat([torch.isfinite(best).all()[None], first]).tolist()  # one wait
+    if not finite:
         raise InternalError("a row of logits has no finite maximum")
-    chosen: list[int] = first.tolist()
+    rows_at_once = _BLOCK if logits.device.type == "cpu" else _BLOCK_ON_DEVICE
     sampled = [i for i, params in enumerate(sampling) if not params.greedy]
     for rows, pick in (
         ([i for i in sampled if truncates(sampling[i])], _pick_truncated),
         ([i for i in sampled if not truncates(sampling[i])], _pick),
     ):
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
+        for start in range(0, len(rows), rows_at_once):
+            block = rows[start : start + rows_at_once]
             params = [sampling[i] for i in block]
             x = _scaled(logits, best, block, params)
             tokens = pick(x, [chosen[i] for i in block], [positions[i] for i in block], params)
@@ -143,11 +146,11 @@ def _pick_truncated(
     x: torch.Tensor, _first: list[int], positions: list[int], sampling: list[SamplingParams]
 ) -> list[int]:
     """Tokens of truncated rows: noise on what is kept. `x` [rows, vocab]."""
-    masses = torch.ones(len(x), dtype=torch.float64, device=x.device)
-    for i, params in enumerate(sampling):
-        if params.top_p < 1 and not params.top_k:
-            masses[i] = x[i].double().exp_().sum()
-    totals = masses.tolist()
+    totals = [1.0] * len(x)
+    if nucleus := [i for i, s in enumerate(sampling) if s.top_p < 1 and not s.top_k]:
+        masses = torch.stack([x[i].double().exp_().sum() for i in nucleus]).tolist()
+        for i, mass in zip(nucleus, masses, strict=True):
+            totals[i] = mass
     where, ids, rows = _selected(x >= _lowest_kept(x, totals, sampling))
     scaled = x.flatten()[where].cpu().numpy()
     chosen = []
@@ -176,9 +179,9 @@ def _lowest_kept(
     lowest = lowest.to(x.device)
     few = [i for i, s in enumerate(sampling) if 0 < s.top_k <= min(_MOST_RANKED, vocab)]
     if few:
-        ranks = torch.tensor([[sampling[i].top_k - 1] for i in few], device=x.device)
-        greatest = x[few].topk(int(ranks.max()) + 1, dim=-1).values
-        lowest[few] = greatest.gather(1, ranks)
+        ranks = [[sampling[i].top_k - 1] for i in few]
+        greatest = x[few].topk(max(ranks)[0] + 1, dim=-1).values
+        lowest[few] = greatest.gather(1, torch.tensor(ranks, device=x.device))
     return lowest
 
 
