@@ -27,7 +27,8 @@ from pathlib import Path
 
 import torch
 
-from bench._gpu_ways import TOLERANCE, Bench, Measured, measure_all, say
+from bench._gpu_setting import Bench, say
+from bench._gpu_ways import TOLERANCE, Measured, measure_all
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -196,7 +196,7 @@ class _Inputs:
             device.copy_(host, non_blocking=True)
         self._device[2][:used].copy_(self._host[2][:used], non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._device[0].device))
 
     def plan(self, bucket: Bucket) -> VarlenPlan:
         """The plan whose tensors are these buffers."""

@@ -13,8 +13,9 @@ import tiny_gguf  # noqa: E402
 import tiny_models  # noqa: E402
 
 from cloud_verifier.cli import main  # noqa: E402
-from cloud_verifier.doctor import examine, lines  # noqa: E402
+from cloud_verifier.doctor import lines  # noqa: E402
 from cloud_verifier.hf_target import HFTarget  # noqa: E402
+from cloud_verifier.inspection import examine  # noqa: E402
 from draftwire.errors import CannotRollBack, ModelNotFound  # noqa: E402
 
 pytestmark = pytest.mark.models
