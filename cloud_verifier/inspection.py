@@ -13,13 +13,12 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from cloud_verifier import cpu_linear
-from cloud_verifier.attention import NAMES, Need, choose_backend, refusal
+from cloud_verifier.attention import NAMES, Need, choose_backend, refusal, varlen
 from cloud_verifier.loading import DTYPES
 from cloud_verifier.outline import outline
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import ModelNotFound
 
-_USUAL_HEADS = frozenset({(128, 128)})
 PACKAGES = {
     "torchao": "quantized weights",
     "llguidance": "structured output",
@@ -28,6 +27,8 @@ PACKAGES = {
     "triton": "flex attention on CUDA",
 }
 """Optional packages and what they serve."""
+
+_USUAL_HEADS = frozenset({(128, 128)})
 
 # Memory beside weights and KV: activations, logits, the libraries' own.
 _SPARE = 0.1
@@ -103,7 +104,7 @@ def examine(source: str | None = None) -> Report:
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        flash_attention=_flash_attention(),
+        flash_attention=varlen.activated(),
         threads=torch.get_num_threads(),
         onednn_linear=cpu_linear.available(),
         packages={name: importlib.util.find_spec(name) is not None for name in PACKAGES},
@@ -158,14 +159,6 @@ def _memory() -> tuple[int, int]:
     return total, total
 
 
-def _flash_attention() -> str | None:
-    try:
-        from torch.nn.attention import current_flash_attention_impl
-    except ImportError:
-        return None
-    return current_flash_attention_impl()
-
-
 def _model(source: str, devices: tuple[Device, ...]) -> Model:
     config = _config(source)
     check_rollback(config, source)
@@ -176,10 +169,8 @@ def _model(source: str, devices: tuple[Device, ...]) -> Model:
             need = Need.of(
                 config, size.shapes, device=torch.device(device.device), dtype=DTYPES[dtype]
             )
-            weights, per_token = (
-                size.weights_bytes(need.dtype),
-                size.kv_bytes_per_token(need.dtype),
-            )
+            weights = size.weights_bytes(need.dtype)
+            per_token = size.kv_bytes_per_token(need.dtype)
             room = int(device.free_bytes * (1 - _SPARE)) - weights
             reasons = {name: refusal(name, need) for name in NAMES}
             fits.append(

@@ -67,7 +67,7 @@ class Need:
 def backend(name: str) -> Backend:
     """The back end of that name, of `NAMES`, for the FlashAttention that is active."""
     if name == "varlen":
-        block_size = varlen.FLASH_2_BLOCK if varlen.flash_2() else BLOCK_SIZE
+        block_size = varlen.FLASH_2_BLOCK if varlen.activated() is None else BLOCK_SIZE
         return Backend(name=name, planner=VarlenPlan.of, block_size=block_size, fixed_shape=True)
     return Backend(name=name, planner=FlexPlan if name == "flex" else SdpaPlan)
 

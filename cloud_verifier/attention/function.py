@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ KV = "draftwire_kv"
 
 # Arguments of other attention functions that change the result and that this one doesn't honour.
 _REFUSED = ("s_aux", "position_bias", "head_mask")
+
+
+def check_arguments(arguments: Mapping[str, object]) -> None:
+    """Raise `ValueError` for an argument of other attention functions that changes the result."""
+    refused = [name for name in _REFUSED if arguments.get(name) is not None]
+    if refused:
+        raise ValueError(f"attention over paged KV does not support {', '.join(refused)}")
 
 
 def packed_attention(
@@ -37,9 +45,7 @@ def packed_attention(
     Returns `[1, ΣT, Hq, D]`. Raises `ValueError` for an argument it would have to ignore.
     """
     del key, value, attention_mask
-    refused = [name for name in _REFUSED if kwargs.get(name) is not None]
-    if refused:
-        raise ValueError(f"packed attention does not support {', '.join(refused)}")
+    check_arguments(kwargs)
     kv: PagedKV = kwargs[KV]
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
     out = kv.plan.attend(

@@ -7,12 +7,13 @@ What the operator asks for differs by implementation. torch's own FlashAttention
 a multiple of 256 positions and wants cumulative key lengths; FlashAttention 3 and 4, where they
 are installed and activated (`torch.nn.attention.activate_flash_attention_impl`), read small pages
 and refuse those lengths. With more than one split of the keys, version 2 returns wrong rows for
-packed queries over pages (pytorch issue 194167), and results depend on batch neighbours: there is
-always one.
+packed queries over pages (pytorch/pytorch #194167), and a session's result depends on others in the
+pass: there is always one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +25,11 @@ import torch
 from cloud_verifier.attention.paged_kv import LayerKV, PagedKV
 from cloud_verifier.attention.spans import Index, PackedSpans, Span
 
-varlen_attn: Callable[..., Any] | None
-try:
-    from torch.nn.attention import current_flash_attention_impl, varlen
-
-    varlen_attn = varlen.varlen_attn
-except ImportError:  # before torch 2.13
-    varlen_attn = None
+varlen_attn: Callable[..., Any] | None = None
+current_flash_attention_impl: Callable[[], str | None] | None = None
+with contextlib.suppress(ImportError):  # before torch 2.13
+    from torch.nn.attention import current_flash_attention_impl
+    from torch.nn.attention.varlen import varlen_attn
 
 FLASH_2_BLOCK = 256
 """Positions of a block that FlashAttention 2 can read."""
@@ -38,9 +37,9 @@ FLASH_2_BLOCK = 256
 _LARGEST_HEAD = 256
 
 
-def flash_2() -> bool:
-    """Whether torch's own FlashAttention 2 runs, not an activated later version."""
-    return current_flash_attention_impl() is None
+def activated() -> str | None:
+    """The FlashAttention that was activated in place of torch's own version 2, as in "FA3"."""
+    return None if current_flash_attention_impl is None else current_flash_attention_impl()
 
 
 def refusal(
@@ -154,7 +153,7 @@ class VarlenPlan:
             keys,
             values,
             self.lengths[0],
-            self.lengths[1] if flash_2() else None,
+            self.lengths[1] if activated() is None else None,
             self.longest,
             self.reach,
             scale=scaling,

@@ -101,7 +101,7 @@ def test_blocks_are_as_large_as_the_active_flash_attention_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert backends.backend("varlen").block_size == 256
-    monkeypatch.setattr(varlen, "flash_2", lambda: False)
+    monkeypatch.setattr(varlen, "activated", lambda: "FA3")
     assert backends.backend("varlen").block_size == 16
     assert backends.backend("sdpa").block_size == backends.backend("flex").block_size == 16
 

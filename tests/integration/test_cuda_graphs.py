@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
 import varlen_reference  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from cloud_verifier.attention import IMPLEMENTATION, PagedKV, Planner, Span, register  # noqa: E402
 from cloud_verifier.attention.backends import backend  # noqa: E402
@@ -210,6 +211,27 @@ def test_a_session_with_more_blocks_than_its_context_needs_fits(
     tokens = world.tokens(3)
     want = world.forward(tokens, [span], [2])
     assert float((graphed(tokens, [span], [2]) - want).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_what_is_recorded_waits_for_no_value(model: str, tmp_path: Path) -> None:
+    """Tensors without values suffice, and the real operator takes the arguments."""
+    world = make(model, tmp_path, VarlenPlan.of)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+        places = torch.empty(4, 8, dtype=torch.int64)
+        plan = VarlenPlan(
+            positions=places[1:2],
+            slots=places[2],
+            lengths=torch.empty(3, 9, dtype=torch.int32),
+            blocks=torch.empty(8, 3, dtype=torch.int32),
+            longest=LONGEST_SPAN,
+            reach=REACH,
+            block_size=BLOCK_SIZE,
+        )
+        world.kv.adopt(plan)
+        logits = world.forward.run(plan, places[:1], places[3])
+    assert isinstance(logits, FakeTensor)
+    assert logits.shape == (8, tiny_models.VOCABULARY)
 
 
 # ------------------------------------------------------------------ who gets graphs
