@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from cloud_verifier.attention import Span
 
@@ -28,13 +27,12 @@ class Bucket:
 
     def holds(self, tokens: int, longest: int) -> bool:
         """Whether a pass of `tokens` tokens, spans up to `longest`, can be filled up to this."""
-        # Where all spans are lone tokens an operator may rely on it.
-        return tokens <= self.tokens and (longest == 1) == (self.longest == 1)
+        return tokens <= self.tokens and longest <= self.longest
 
 
 def buckets() -> tuple[Bucket, ...]:
-    """All buckets, smallest first."""
-    sizes = list(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 321, 32)))
+    """All buckets, smallest first, those of lone tokens before the others."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, MOST_TOKENS + 1, 32)]
     alone = [Bucket(size, 1) for size in sizes if size <= LONGEST_SPAN]
     return tuple(alone + [Bucket(size, LONGEST_SPAN) for size in sizes if size > 1])
 

@@ -134,9 +134,7 @@ class GraphedForward:
 
     def _bucket(self, tokens: int, spans: Sequence[Span]) -> Bucket | None:
         longest = max(span.length for span in spans)
-        if longest > max(b.longest for b in self._buckets) or any(
-            span.end > self._reach for span in spans
-        ):
+        if any(span.end > self._reach for span in spans):
             return None
         return next((b for b in self._buckets if b.holds(tokens, longest)), None)
 

@@ -157,10 +157,10 @@ def test_padding_lies_in_the_scratch_block_and_within_a_block() -> None:
 def test_buckets_hold_whatever_decodes_and_waste_at_most_half() -> None:
     for tokens in range(1, MOST_TOKENS + 1):
         for longest in (1, LONGEST_SPAN):
-            if (tokens > LONGEST_SPAN and longest == 1) or tokens == 1 < longest:
-                continue
             bucket = next(b for b in buckets() if b.holds(tokens, min(longest, tokens)))
             assert tokens <= bucket.tokens < max(2 * tokens, 3)
+            lone = longest == 1 or tokens == 1
+            assert (bucket.longest == 1) == (lone and tokens <= LONGEST_SPAN)
 
 
 # ------------------------------------------------------------------ fixed buffers
