@@ -9,6 +9,7 @@ so an interrupted conversion leaves nothing that would be taken for one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import io
@@ -18,13 +19,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
+from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import MissingDependency, ModelLoadFailed
 
@@ -64,7 +67,7 @@ def without_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def convert(path: Path, *, progress: Callable[[str], None]) -> Path:
+def convert(path: Path, *, progress: Report) -> Path:
     """The converted directory of a `.gguf` file, float32; made unless the cache has it.
 
     `progress` is told what is being done, in words. Raises `ModelLoadFailed` for a file that
@@ -108,27 +111,43 @@ def _require(package: str) -> None:
         ) from error
 
 
-def _write(path: Path, directory: Path, progress: Callable[[str], None]) -> None:
+@contextlib.contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Let transformers share one parse of the file.
+
+    It parses anew for configuration, weights and tokenizer; with a large vocabulary that is most
+    of the time a conversion takes.
+    """
+    gguf: Any = importlib.import_module("gguf")
+    reader = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(reader)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
+
+
+def _write(path: Path, directory: Path, progress: Report) -> None:
     """Fill `directory` with weights, configuration and tokenizer of the GGUF at `path`."""
     source, gguf_file = str(path.parent), path.name
     started = time.monotonic()
-    progress(f"converting {path.name}, once: reading its description")
+    doing = f"converting {path.name}"
     try:
         # The bar of the dequantization can't be switched off otherwise.
-        with without_progress_bars(), contextlib.redirect_stderr(io.StringIO()):
-            config = AutoConfig.from_pretrained(
-                source, gguf_file=gguf_file, trust_remote_code=False
-            )
+        with without_progress_bars(), contextlib.redirect_stderr(io.StringIO()), _parsed_once():
+            with step(progress, f"{doing}, once: reading its description"):
+                config = AutoConfig.from_pretrained(
+                    source, gguf_file=gguf_file, trust_remote_code=False
+                )
             check_rollback(config, path.name)
-            progress(f"converting {path.name}: dequantizing its tensors")
-            model = AutoModelForCausalLM.from_pretrained(
-                source, gguf_file=gguf_file, dtype=torch.float32, trust_remote_code=False
-            )
-            progress(f"converting {path.name}: rebuilding its tokenizer")
-            tokenizer = AutoTokenizer.from_pretrained(
-                source, gguf_file=gguf_file, trust_remote_code=False
-            )
-            progress(f"converting {path.name}: writing {model.num_parameters() * 4 / 1e6:.0f} MB")
+            with step(progress, f"{doing}: dequantizing its tensors"):
+                model = AutoModelForCausalLM.from_pretrained(
+                    source, gguf_file=gguf_file, dtype=torch.float32, trust_remote_code=False
+                )
+            with step(progress, f"{doing}: rebuilding its tokenizer"):
+                tokenizer = AutoTokenizer.from_pretrained(
+                    source, gguf_file=gguf_file, trust_remote_code=False
+                )
             # The model knows itself as quantized and would be saved so: its weights move into
             # a plain one.
             config = model.config
@@ -138,7 +157,13 @@ def _write(path: Path, directory: Path, progress: Callable[[str], None]) -> None
                 plain = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
             plain.load_state_dict(model.state_dict(), assign=True)
             plain.generation_config = model.generation_config
-            plain.save_pretrained(directory)
+            size = model.num_parameters() * 4
+            with step(
+                progress,
+                f"{doing}: writing {megabytes(size)}",
+                share=lambda: _size_bytes(directory) / size,
+            ):
+                plain.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
     except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         raise ModelLoadFailed(
@@ -149,6 +174,10 @@ def _write(path: Path, directory: Path, progress: Callable[[str], None]) -> None
     manifest = {"format": FORMAT, "source": path.name, "files": sizes}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     _log.info("converted %s in %.1f s", path, time.monotonic() - started)
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())
 
 
 def _complete(directory: Path) -> bool:
