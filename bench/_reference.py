@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.gguf_conversion import without_progress_bars
-from cloud_verifier.loading import locate
+from cloud_verifier.model_source import locate
 from draftwire.noise import NOISE_VERSION, gumbel
 from draftwire.types import SamplingParams
 
@@ -42,7 +42,7 @@ class Reference:
 
     def __init__(self, source: str, *, cache: Path | None = CACHE, threads: int = 1) -> None:
         """`source` as for `draftwire-verifier serve --model`; `cache` None keeps nothing."""
-        self.directory = locate(source, progress=lambda _: None)
+        self.directory = locate(source, report=lambda _: None).directory
         self._cache = cache
         self._threads = threads
 

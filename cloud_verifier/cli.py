@@ -53,14 +53,26 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         metavar="DIR|FILE.gguf|HUB-ID|table",
         help="a Hugging Face directory, a GGUF file (converted once to full precision and cached), "
-        "a model hub id, or 'table', a toy model for trying the wire",
+        "a model hub id such as owner/name or owner/name@REVISION, or 'table', a toy model for "
+        "trying the wire",
     )
     model.add_argument("--name", help="name to serve it under (default: from the model)")
     model.add_argument(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
-        help="floating-point type of the weights; auto: bfloat16 on a GPU, float32 on a CPU",
+        help="floating-point type of the weights; auto: the stored one, float32 for a GGUF file",
+    )
+    model.add_argument(
+        "--quantize",
+        choices=["int8", "int4"],
+        help="keep the weights of the linear layers in so few bits; int4 needs a GPU and bfloat16; "
+        "needs the quantize extra",
+    )
+    model.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that came with the model; a hub id must then name a commit",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     model.add_argument(

@@ -47,6 +47,7 @@ def remove(model: nn.Module) -> None:
 def _eligible(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(layer) is nn.Linear
+        and type(layer.weight.data) is torch.Tensor  # quantized weights are another class
         and layer.weight.device.type == "cpu"
         and layer.weight.dtype == torch.float32
     )

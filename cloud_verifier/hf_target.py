@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,13 +17,13 @@ from cloud_verifier.cuda_graphs import graphed, wanted
 from cloud_verifier.forward import Forward, PackedForward
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.outline import outline
-from cloud_verifier.rollback import PROBE, probe
+from cloud_verifier.rollback import PROBE, probe, windows_of
 from cloud_verifier.target import Judgement, Row
 from cloud_verifier.verify import choose
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
-from draftwire.types import ModelCard, ServingLimits
+from draftwire.types import ModelCard, SamplingParams, ServingLimits
 
-_AGREE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+_AGREE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ class HFTarget:
         register()
         cpu_linear.install(loaded.model)
         self._shipped = str(loaded.model.config._attn_implementation)
-        loaded.model.set_attn_implementation(IMPLEMENTATION)
         try:
+            loaded.model.set_attn_implementation(IMPLEMENTATION)
             self._kv = PagedKV(
                 shapes,
                 num_blocks=-(-kv_tokens // self._backend.block_size),
@@ -66,6 +67,11 @@ class HFTarget:
                 planner=self._backend.planner,
                 scratch=graphs,
             )
+        except ValueError as error:
+            raise ModelLoadFailed(
+                f"{loaded.identity.model} can't use packed attention: {error}",
+                remedy="choose a model whose code takes its attention from transformers' interface",
+            ) from error
         except RuntimeError as error:
             raise ModelLoadFailed(
                 f"no memory for the KV of {kv_tokens} tokens: {error}",
@@ -73,7 +79,7 @@ class HFTarget:
             ) from error
         forward = Forward(model, self._kv)
         self._forward: PackedForward | None = forward
-        self._check_agreement(expected)
+        self._check_agreement(expected, windows_of(model.config))
         if graphs:
             self._forward = graphed(
                 forward,
@@ -83,11 +89,12 @@ class HFTarget:
                 required=bool(cuda_graphs),
             )
         _log.info(
-            "serving %s (%s on %s, attention %s): KV of %d tokens in %.1f MB, context up to %d",
+            "serving %s (%s on %s, attention %s%s): KV of %d tokens in %.1f MB, context up to %d",
             loaded.identity.model,
             loaded.identity.dtype,
             model.device,
             self._backend.name,
+            f", revision {loaded.revision}" if loaded.revision else "",
             self.num_blocks * self.block_size,
             self.kv_bytes / 1e6,
             limits.max_context,
@@ -101,6 +108,8 @@ class HFTarget:
         kv_tokens: int,
         dtype: str = "auto",
         device: str = "auto",
+        quantize: str | None = None,
+        trust_remote_code: bool = False,
         threads: int | None = None,
         max_context: int | None = None,
         max_pending: int = 256,
@@ -132,13 +141,16 @@ class HFTarget:
             source,
             dtype=dtype,
             device=device,
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
             name=name,
             progress=progress,
-            inspect=partial(_check_attention, attention, cuda_graphs),
+            inspect=partial(_check_attention, attention, cuda_graphs, trust_remote_code),
         )
         if max_context is not None and max_context > min(loaded.max_context, kv_tokens):
             raise InvalidRequest(
-                f"max_context is {max_context}, but the model goes to {loaded.max_context} tokens "
+                f"max_context is {max_context}, but the model goes to {loaded.max_context} tokens"
+                f"{loaded.context_reason and f' ({loaded.context_reason})'} "
                 f"and the KV to {kv_tokens}",
                 remedy="choose a smaller context or more KV tokens",
             )
@@ -241,6 +253,30 @@ class HFTarget:
         with torch.inference_mode():
             return self._forward(tokens, spans, keep)
 
+    def warm_up(self, *, max_batch_tokens: int) -> None:
+        """Run passes of the sizes that serving brings, so that no user waits for what only the
+        first of a size needs: kernels to be chosen and memory to be taken.
+
+        To be called before sessions hold blocks: it overwrites KV. On a CPU, where that is next
+        to nothing, long passes are left out.
+        """
+        whole = min(self.num_blocks * self.block_size, self._card.limits.max_context)
+        rows = min(self._card.limits.max_rows, whole)
+        sizes = [(1, 0, 0.0), (rows, rows - 1, 0.0), (rows, rows - 1, 1.0)]
+        if self._kv.device.type != "cpu":
+            sizes.append((min(max_batch_tokens, whole), 0, 0.0))
+        for tokens, drafts, temperature in sizes:
+            row = Row(
+                tokens=[PROBE[0]] * tokens,
+                start=0,
+                blocks=range(-(-tokens // self.block_size)),
+                drafts=drafts,
+                sampling=SamplingParams(temperature=temperature),
+            )
+            started = time.monotonic()
+            self.verify([row])
+            _log.debug("warm-up: %d tokens in %.3f s", tokens, time.monotonic() - started)
+
     def close(self) -> None:
         """Free weights and KV. A pass afterwards raises `InternalError`."""
         self._model = None
@@ -262,14 +298,25 @@ class HFTarget:
             if min(row.blocks) < 0 or max(row.blocks) >= blocks:
                 raise InternalError(f"a row names a block outside the {blocks} there are")
 
-    def _check_agreement(self, expected: torch.Tensor) -> None:
-        """Refuse a model that relies on more than this attention and this cache give it."""
+    def _check_agreement(self, expected: torch.Tensor, windows: set[int | None]) -> None:
+        """Refuse a model that relies on more than this attention and this cache give it.
+
+        `windows` are those of the layers. The probe is shorter, so that a window the model leaves
+        to the mask, which is not built here, would not show in its logits.
+        """
         name, failure = self._card.target.model, "its logits differ"
+        if not bool(expected.isfinite().all()):
+            raise ModelLoadFailed(
+                f"{name} gives no finite logits as {self._card.target.dtype}",
+                remedy="choose --dtype bfloat16, whose range is float32's",
+            )
         row = Row(tokens=PROBE, start=0, blocks=(0,), drafts=len(PROBE) - 1)
         try:
             got = self.logits([row])
             tolerance = _AGREE.get(got.dtype, 1e-3) * max(1.0, float(expected.abs().max()))
-            if float((got - expected).abs().max()) <= tolerance:
+            if self._kv.windows != windows:
+                failure = f"its layers ask for windows of {self._kv.windows}, not {windows}"
+            elif float((got - expected).abs().max()) <= tolerance:
                 return
         except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
             failure = str(error)
@@ -282,13 +329,15 @@ class HFTarget:
 def _check_attention(
     attention: str,
     cuda_graphs: bool | None,
+    trust_remote_code: bool,
     config: PreTrainedConfig,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
     """Refuse what is asked for and can't be had, before weights are loaded."""
     if attention != "auto" or cuda_graphs:
-        need = Need.of(config, outline(config).shapes, device=device, dtype=dtype)
+        shapes = outline(config, trust_remote_code=trust_remote_code).shapes
+        need = Need.of(config, shapes, device=device, dtype=dtype)
         wanted(cuda_graphs, choose_backend(attention, need), device)
 
 

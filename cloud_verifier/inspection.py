@@ -17,6 +17,7 @@ from cloud_verifier.attention import NAMES, Need, choose_backend, refusal, varle
 from cloud_verifier.loading import DTYPES
 from cloud_verifier.outline import outline
 from cloud_verifier.rollback import check_rollback
+from cloud_verifier.rotary import longest_context
 from draftwire.errors import ModelNotFound
 
 PACKAGES = {
@@ -188,7 +189,7 @@ def _model(source: str, devices: tuple[Device, ...]) -> Model:
         source=source,
         kind=config.model_type,
         parameters=size.parameters,
-        max_context=text.max_position_embeddings,
+        max_context=longest_context(text, source)[0],
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         fits=tuple(fits),
     )

@@ -1,29 +1,19 @@
 """Loads a target's weights and says exactly which target it is.
 
-A source is a Hugging Face directory, a `.gguf` file (converted once, `gguf_conversion`), or a hub
-id such as `owner/name` or `owner/name@revision`. Weights come from safetensors only, and code
-from the model's repository is never run.
+Where the files come from: `model_source`. Weights come from safetensors only, and code that came
+with a model is run only where the caller trusts it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -34,29 +24,36 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cloud_verifier.gguf_conversion import convert, file_digest, without_progress_bars
+from cloud_verifier import quantization
+from cloud_verifier.gguf_conversion import file_digest, without_progress_bars
+from cloud_verifier.model_source import ModelSource, check_code, locate
+from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
-from draftwire.errors import InvalidRequest, ModelLoadFailed, ModelNotFound
+from cloud_verifier.rotary import longest_context
+from draftwire.errors import InvalidRequest, ModelLoadFailed
 from draftwire.noise import NOISE_VERSION
 from draftwire.types import TargetIdentity
 from draftwire.vocab import fingerprint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """A model ready to run and who it is. `max_context` is the model's own, in tokens."""
+    """A model ready to run and who it is.
+
+    `max_context` is the model's own, in tokens, and `context_reason` why it is less than the
+    model states. `revision` is the hub's commit, None for what is not from a hub.
+    """
 
     model: PreTrainedModel
     identity: TargetIdentity
     vocabulary_size: int
     max_context: int
+    context_reason: str = ""
+    revision: str | None = None
 
 
 def load_target(
@@ -64,104 +61,110 @@ def load_target(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
     inspect: Callable[[PreTrainedConfig, torch.device, torch.dtype], None] | None = None,
 ) -> LoadedTarget:
-    """Load weights from `source` (see the module) in evaluation mode.
+    """Load weights from `source` (see `model_source`) in evaluation mode.
 
     `dtype` "auto" is the stored one, and float32 for a `.gguf`; `device` "auto" is CUDA where
-    there is one, else the CPU. `name` is how the model is served, by default after its source.
-    `progress` is told what is being done, in words; the same goes to the log. `inspect` gets
-    configuration, device and dtype before weights are loaded, and may raise.
+    there is one, else the CPU; `quantize` is "int8" or "int4" (see `quantization`). With
+    `trust_remote_code`, code in the model's directory or in a pinned revision is run. `name` is
+    how the model is served, by default after its source. `progress` is told what is being done,
+    in words, also from another thread; the same goes to the log. `inspect` gets configuration,
+    device and dtype before weights are loaded, and may raise.
 
     Raises `ModelNotFound`, `ModelLoadFailed`, `MissingDependency`, `CannotRollBack`, and
-    `InvalidRequest` for an unknown `dtype` or `device`.
+    `InvalidRequest` for an argument that can't be honoured.
     """
     report = _reporter(progress)
     torch_device, torch_dtype = _device(device), _dtype(dtype)
-    directory = locate(source, progress=report)
-    report(f"loading {source}")
-    config = _load_config(directory, source)
-    check_rollback(config, source)
+    if quantize is not None:
+        quantization.check(quantize, torch_device)
+    found = locate(source, report=report, trust_remote_code=trust_remote_code)
+    directory = found.directory
+    if trust_remote_code:
+        _announce_code(found, source)
+    config = _load_config(directory, source, trust_remote_code)
+    check_rollback(config, source, trust_remote_code=trust_remote_code)
     if inspect is not None:
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         inspect(config, torch_device, DTYPES.get(dtype, stored))
+    text = config.get_text_config(decoder=True)
+    max_context, reason = longest_context(text, source)
+    if reason:
+        _log.warning("contexts of %s end at %d tokens: %s", source, max_context, reason)
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ModelLoadFailed(
             f"{source} has no .safetensors file",
             remedy="save the model with transformers' save_pretrained, which writes safetensors",
         )
-    try:
-        with without_progress_bars():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                directory,
-                config=config,
-                dtype=torch_dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                device_map=None if torch_device.type == "cpu" else {"": torch_device},
-            )
-        model.train(False)
-        mark = vocabulary_fingerprint(load_tokenizer(directory))
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelLoadFailed(
-            f"{source} can't be loaded: {error}",
-            remedy="check that its files are complete and that it fits in memory",
-        ) from error
-    text = config.get_text_config(decoder=True)
-    used = str(model.dtype).removeprefix("torch.")
+    size = megabytes(sum(file.stat().st_size for file in weights))
+    with step(report, f"loading {source}, {size}"):
+        model, mark = _read(
+            found, source, config, torch_dtype, torch_device, trust_remote_code=trust_remote_code
+        )
+    used = made_by = str(model.dtype).removeprefix("torch.")
+    made_of = [*weights, directory / "config.json", *(found.code if trust_remote_code else ())]
+    if quantize is not None:
+        with step(report, f"quantizing {source} to {quantize}"):
+            made_by = f"{used}+{quantization.quantize(model, quantize, source)}"
+        used = f"{used}+{quantize}"
+    with step(report, f"computing the digest of {size}"):
+        digest = _digest(made_of, made_by)
     return LoadedTarget(
         model=model,
         identity=TargetIdentity(
             model=name or _served_name(source),
-            digest=_digest([*weights, directory / "config.json"], used),
+            digest=digest,
             dtype=used,
             vocabulary_fingerprint=mark,
             noise_version=NOISE_VERSION,
             eos_token_ids=_eos(model),
         ),
         vocabulary_size=text.vocab_size,
-        max_context=text.max_position_embeddings,
+        max_context=max_context,
+        context_reason=reason,
+        revision=found.revision,
     )
 
 
-def locate(source: str, *, progress: Callable[[str], None]) -> Path:
-    """The local Hugging Face directory behind a source; converts or downloads if it must."""
-    path = Path(source).expanduser()
-    if source and path.is_dir():
-        return path
-    if path.is_file():
-        return convert(path, progress=progress)
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(source):
-        raise ModelNotFound(
-            f"there is no {source!r}",
-            remedy="give a Hugging Face directory, a .gguf file, or a hub id such as owner/name",
-        )
-    repository, _, revision = source.partition("@")
-    progress(f"looking for {source} in the local cache and on the hub")
+def _read(
+    found: ModelSource,
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, bytes]:
+    """The model on its device, and the fingerprint of its vocabulary."""
     try:
-        return Path(
-            snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES)
-        )
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise ModelNotFound(
-            f"the hub has no model {source}, or it needs a login",
-            remedy="check the name; for a gated model set HF_TOKEN",
-        ) from error
-    except (LocalEntryNotFoundError, EntryNotFoundError, OSError) as error:
-        raise ModelNotFound(
-            f"{source} is neither a local path nor in the local hub cache, and the hub can't be "
-            "reached",
-            remedy="give a local directory or .gguf file, or try again online",
+        with without_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                found.directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                device_map=None if device.type == "cpu" else {"": device},
+            )
+        tokenizer = load_tokenizer(found.directory, trust_remote_code)
+        return model.train(False), vocabulary_fingerprint(tokenizer)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelLoadFailed(
+            f"{source} can't be loaded: {error}",
+            remedy="check that its files are complete and that it fits in memory",
         ) from error
 
 
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(directory: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        directory, trust_remote_code=False
+        directory, trust_remote_code=trust_remote_code
     )
     return tokenizer
 
@@ -175,7 +178,7 @@ def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> bytes:
     return fingerprint(strings, bos=bos, eos=tokenizer.eos_token_id)
 
 
-def _reporter(progress: Callable[[str], None] | None) -> Callable[[str], None]:
+def _reporter(progress: Callable[[str], None] | None) -> Report:
     def report(message: str) -> None:
         _log.info("%s", message)
         if progress is not None:
@@ -205,13 +208,24 @@ def _dtype(dtype: str) -> torch.dtype | str:
     return DTYPES.get(dtype, "auto")
 
 
-def _load_config(directory: Path, source: str) -> PreTrainedConfig:
+def _announce_code(found: ModelSource, source: str) -> None:
+    """Say which code will be run, having refused what would be fetched from elsewhere."""
+    check_code(found.directory, source)
+    names = ", ".join(path.name for path in found.code)
+    if names:
+        _log.warning("running code that came with %s: %s", source, names)
+
+
+def _load_config(directory: Path, source: str, trust_remote_code: bool) -> PreTrainedConfig:
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelLoadFailed(
             f"{source} has no usable configuration: {error}",
-            remedy="give a Hugging Face model directory; code from a repository is never run",
+            remedy="give a Hugging Face model directory; code that came with a model is run only "
+            "with --trust-remote-code",
         ) from error
     return config
 
@@ -230,12 +244,12 @@ def _eos(model: PreTrainedModel) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _digest(files: Sequence[Path], dtype: str) -> bytes:
-    """16 bytes over the files' content, the dtype in use and the noise version."""
+def _digest(files: Sequence[Path], made_by: str) -> bytes:
+    """16 bytes over the files' content, what was made of them and the noise version."""
     # Hashing releases the interpreter lock, so the shards of a large model share the cores.
     with ThreadPoolExecutor(max_workers=4) as pool:
         parts = list(pool.map(file_digest, files))
-    digest = hashlib.blake2b(f"{dtype} {NOISE_VERSION}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{made_by} {NOISE_VERSION}".encode(), digest_size=16)
     for part in parts:
         digest.update(part)
     return digest.digest()

@@ -19,7 +19,7 @@ PROBE = (1, 3, 2)
 _SERVED = {"full_attention", "sliding_attention"}
 
 
-def check_rollback(config: PreTrainedConfig, name: str) -> None:
+def check_rollback(config: PreTrainedConfig, name: str, *, trust_remote_code: bool = False) -> None:
     """Raise `CannotRollBack` for recurrent and hybrid models.
 
     Their state after a token can't be taken back, so a rejected draft would leave its trace.
@@ -29,7 +29,7 @@ def check_rollback(config: PreTrainedConfig, name: str) -> None:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, trust_remote_code=False
+                config, trust_remote_code=trust_remote_code
             )
     except (ValueError, KeyError, ImportError, AttributeError) as error:
         raise ModelLoadFailed(
@@ -55,6 +55,12 @@ def check_rollback(config: PreTrainedConfig, name: str) -> None:
             f"{name} has layers of a kind not served: {', '.join(sorted(kinds - _SERVED))}",
             remedy="choose a model with full and sliding-window attention only",
         )
+
+
+def windows_of(config: PreTrainedConfig) -> set[int | None]:
+    """How far layers see back; None is among them where one sees all."""
+    layers = DynamicCache(config=config).layers
+    return {getattr(layer, "sliding_window", None) for layer in layers}
 
 
 def probe(model: PreTrainedModel, name: str) -> tuple[list[tuple[int, int, int]], torch.Tensor]:

@@ -101,17 +101,21 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
         return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
     from cloud_verifier.hf_target import HFTarget
 
-    return HFTarget.load(
+    target = HFTarget.load(
         arguments.model,
         kv_tokens=arguments.kv_tokens,
         dtype=arguments.dtype,
         device=arguments.device,
+        quantize=arguments.quantize,
+        trust_remote_code=arguments.trust_remote_code,
         threads=arguments.threads,
         max_context=arguments.max_context,
         name=arguments.name,
         attention=arguments.attention,
         cuda_graphs=arguments.cuda_graphs,
     )
+    target.warm_up(max_batch_tokens=arguments.max_batch_tokens)
+    return target
 
 
 def _check_address(option: str, listen: str, *, insecure: bool) -> None:

@@ -14,12 +14,20 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
     TokenizersBackend,
 )
 
 VOCABULARY = 97
 WINDOW = 8
+LONGROPE_SWITCH = 160
 
 _SHAPE = {
     "vocab_size": VOCABULARY,
@@ -28,12 +36,96 @@ _SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    # Ten times the usual: scores far apart, so that rounding does not decide between tokens.
+    "initializer_range": 0.2,
 }
 
 
 def llama() -> PreTrainedConfig:
     """Grouped queries, full attention."""
     return LlamaConfig(**_SHAPE, num_hidden_layers=3)
+
+
+def llama_dynamic() -> PreTrainedConfig:
+    """Rotary frequencies that change in texts longer than the context."""
+    return LlamaConfig(
+        **_SHAPE,
+        num_hidden_layers=3,
+        rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    )
+
+
+def qwen2() -> PreTrainedConfig:
+    """Biases in the projections of queries, keys and values."""
+    return Qwen2Config(**_SHAPE, num_hidden_layers=3)
+
+
+def qwen2_window() -> PreTrainedConfig:
+    """Sliding windows in the last layers only."""
+    return Qwen2Config(
+        **_SHAPE,
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=2,
+    )
+
+
+def qwen3() -> PreTrainedConfig:
+    """Norms of queries and keys, heads wider than their share."""
+    return Qwen3Config(**_SHAPE, num_hidden_layers=3, head_dim=16)
+
+
+def qwen3_moe() -> PreTrainedConfig:
+    """Two of four experts for each token."""
+    return Qwen3MoeConfig(
+        **_SHAPE,
+        num_hidden_layers=3,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+
+
+def mistral() -> PreTrainedConfig:
+    """Sliding windows in all layers."""
+    return MistralConfig(**_SHAPE, num_hidden_layers=3, sliding_window=WINDOW)
+
+
+def mixtral() -> PreTrainedConfig:
+    """Two of four experts for each token, full attention."""
+    return MixtralConfig(**_SHAPE, num_hidden_layers=3, num_local_experts=4)
+
+
+def phi() -> PreTrainedConfig:
+    """Attention and MLP side by side, rotation of half of each head, layer norms with biases."""
+    return PhiConfig(**{**_SHAPE, "num_key_value_heads": 4}, num_hidden_layers=3)
+
+
+def phi3() -> PreTrainedConfig:
+    """Queries, keys and values from one matrix; sliding windows."""
+    return Phi3Config(
+        **_SHAPE, num_hidden_layers=3, sliding_window=WINDOW, pad_token_id=0, eos_token_id=2
+    )
+
+
+def phi3_longrope() -> PreTrainedConfig:
+    """Rotary frequencies that differ for texts longer than `LONGROPE_SWITCH`."""
+    return Phi3Config(
+        **_SHAPE,
+        num_hidden_layers=3,
+        sliding_window=None,
+        pad_token_id=0,
+        eos_token_id=2,
+        original_max_position_embeddings=LONGROPE_SWITCH,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+        },
+    )
 
 
 def gemma3() -> PreTrainedConfig:
@@ -51,12 +143,11 @@ def gemma3() -> PreTrainedConfig:
 def gemma2() -> PreTrainedConfig:
     """Soft-capped scores; scaled up weights bring them into the cap's range."""
     return Gemma2Config(
-        **_SHAPE,
+        **{**_SHAPE, "initializer_range": 0.3},
         num_hidden_layers=4,
         head_dim=16,
         sliding_window=WINDOW,
         attn_logit_softcapping=2.0,
-        initializer_range=0.3,
     )
 
 
@@ -66,10 +157,21 @@ def mamba() -> PreTrainedConfig:
 
 
 SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": llama,
-    "gemma3": gemma3,
     "gemma2": gemma2,
+    "gemma3": gemma3,
+    "llama": llama,
+    "llama-dynamic": llama_dynamic,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "phi": phi,
+    "phi3": phi3,
+    "phi3-longrope": phi3_longrope,
+    "qwen2": qwen2,
+    "qwen2-window": qwen2_window,
+    "qwen3": qwen3,
+    "qwen3-moe": qwen3_moe,
 }
+"""Families whose packed passes are compared with separate forwards."""
 
 
 def save(config: PreTrainedConfig, directory: Path, *, seed: int = 0) -> Path:

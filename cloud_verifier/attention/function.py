@@ -47,6 +47,7 @@ def packed_attention(
     del key, value, attention_mask
     check_arguments(kwargs)
     kv: PagedKV = kwargs[KV]
+    kv.windows.add(sliding_window)
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
     out = kv.plan.attend(
         query[0].transpose(0, 1),

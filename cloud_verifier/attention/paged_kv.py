@@ -90,6 +90,7 @@ class PagedKV:
     `shapes` holds, per layer, key heads, key size and value size. All memory is allocated and
     touched here. With `scratch` there is one more block, `scratch_block`, that no session gets:
     padding writes there. `planner` makes the plan of a pass from its spans and this object.
+    `windows` collects how far back layers asked to see, None for all of it.
     """
 
     is_compileable = False
@@ -110,6 +111,7 @@ class PagedKV:
         self.device = device
         self.dtype = dtype
         self.scratch_block = num_blocks if scratch else None
+        self.windows: set[int | None] = set()
         self.is_sliding = [False] * len(shapes)
         self._planner = planner
         self._plan: PassPlan | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ import tiny_models  # noqa: E402
 
 from cloud_verifier import gguf_conversion  # noqa: E402
 from cloud_verifier.hf_target import HFTarget  # noqa: E402
-from cloud_verifier.loading import load_target, load_tokenizer, locate  # noqa: E402
+from cloud_verifier.loading import load_target, load_tokenizer  # noqa: E402
+from cloud_verifier.model_source import locate  # noqa: E402
 from cloud_verifier.target import Judgement, Row  # noqa: E402
 from draftwire.errors import (  # noqa: E402
     CannotRollBack,
@@ -29,6 +29,7 @@ from draftwire.errors import (  # noqa: E402
 )
 from draftwire.testing.demo import demo_model_path  # noqa: E402
 from draftwire.types import SamplingParams  # noqa: E402
+from edge_client.verifier_process import VerifierProcess  # noqa: E402
 
 pytestmark = pytest.mark.models
 
@@ -55,7 +56,7 @@ def smollm() -> Iterator[HFTarget]:
 
 
 def prompt_tokens(text: str) -> list[int]:
-    tokenizer = load_tokenizer(locate(str(demo_model_path()), progress=lambda _: None))
+    tokenizer = load_tokenizer(locate(str(demo_model_path()), report=lambda _: None).directory)
     chat = [{"role": "user", "content": text}]
     ids: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     return ids
@@ -192,6 +193,24 @@ def test_bfloat16_targets_serve(llama_directory: Path) -> None:
     assert judgement is not None
 
 
+def test_warming_up_runs_within_what_there_is_and_changes_no_result(llama_directory: Path) -> None:
+    for kv_tokens in (16, 512):
+        target = HFTarget.load(str(llama_directory), kv_tokens=kv_tokens)
+        row = Row(tokens=[1, 2, 3], start=0, blocks=[0], drafts=2)
+        before = target.logits([row])
+        target.warm_up(max_batch_tokens=64)
+        assert torch.equal(target.logits([row]), before)
+
+
+def test_a_verifier_is_ready_only_when_it_is_warm(llama_directory: Path) -> None:
+    said: list[str] = []
+    serve = ["--model", str(llama_directory), "--kv-tokens", "64", "--log-level", "debug"]
+    with VerifierProcess(serve, progress=said.append) as verifier:  # until its ready line
+        assert verifier.address
+    assert any("loading" in line and "MB" in line for line in said)
+    assert sum("warm-up" in line for line in said) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -245,20 +264,6 @@ def test_truncated_weights_fail_to_load(llama_directory: Path, tmp_path: Path) -
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelLoadFailed, match="can't be loaded"):
         load_target(str(copy))
-
-
-def test_code_from_a_repository_is_never_run(llama_directory: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "model"
-    shutil.copytree(llama_directory, copy)
-    ran = tmp_path / "ran"
-    (copy / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    config = json.loads((copy / "config.json").read_text())
-    config["model_type"] = "evil"
-    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadFailed, match="never run"):
-        load_target(str(copy))
-    assert not ran.exists()
 
 
 def test_recurrent_models_are_refused_at_load(tmp_path: Path) -> None:

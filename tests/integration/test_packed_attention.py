@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 CASES = [
     (model, attention)
     for attention in NAMES
-    for model in sorted(tiny_models.SERVED)
+    for model in ("gemma2", "gemma3", "llama")  # the others: test_model_families
     if (model, attention) != ("gemma2", "varlen")  # it can't bound scores
 ]
 
