@@ -82,6 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="CPU threads of the model (default: one for each core)",
     )
     model.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="compute each token the same to the last bit whatever else is in the pass; slower, "
+        "and on a CPU only",
+    )
+    model.add_argument(
         "--attention",
         default="auto",
         choices=["auto", "sdpa", "varlen", "flex"],

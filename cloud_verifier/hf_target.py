@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from cloud_verifier import cpu_linear
 from cloud_verifier.attention import IMPLEMENTATION, Need, PagedKV, Span, choose_backend, register
 from cloud_verifier.cuda_graphs import graphed, wanted
+from cloud_verifier.deterministic import FIXED, FixedForward, check, check_settings
 from cloud_verifier.forward import Forward, PackedForward
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.outline import outline
@@ -51,7 +52,8 @@ class HFTarget:
         shapes, expected = probe(loaded.model, loaded.identity.model)
         model = loaded.model
         need = Need.of(model.config, shapes, device=model.device, dtype=model.dtype)
-        self._backend = choose_backend(attention, need)
+        fixed = loaded.deterministic
+        self._backend = FIXED if fixed else choose_backend(attention, need)
         graphs = wanted(cuda_graphs, self._backend, model.device)
         register()
         cpu_linear.install(loaded.model)
@@ -65,7 +67,7 @@ class HFTarget:
                 device=model.device,
                 dtype=model.dtype,
                 planner=self._backend.planner,
-                scratch=graphs,
+                scratch=graphs or fixed,
             )
         except ValueError as error:
             raise ModelLoadFailed(
@@ -79,7 +81,11 @@ class HFTarget:
             ) from error
         forward = Forward(model, self._kv)
         self._forward: PackedForward | None = forward
+        if fixed:
+            self._forward = FixedForward(forward, model, self._kv)
         self._check_agreement(expected, windows_of(model.config))
+        if fixed:
+            check(self._forward, model, loaded.identity.model)
         if graphs:
             self._forward = graphed(
                 forward,
@@ -111,6 +117,7 @@ class HFTarget:
         quantize: str | None = None,
         trust_remote_code: bool = False,
         threads: int | None = None,
+        deterministic: bool = False,
         max_context: int | None = None,
         max_pending: int = 256,
         max_credit: int = 256,
@@ -124,10 +131,12 @@ class HFTarget:
 
         KV memory for `kv_tokens` tokens over all sessions is allocated at once. A session's
         context is bounded by `max_context`, by default as far as the model and `kv_tokens` go.
-        `threads` sets torch's threads in this process; None leaves them alone. `attention` names
-        a back end (see `attention`); "auto" is the fastest that serves the model on the device.
-        `cuda_graphs`: see `cuda_graphs`; None is where they are possible. The other arguments are
-        those of `loading.load_target` and of `ServingLimits`.
+        `threads` sets torch's threads in this process; None leaves them alone. With
+        `deterministic` (see the module of that name; CPUs only) a row's logits and KV do not
+        depend, in any bit, on what else is in the pass. `attention` names a back end (see
+        `attention`); "auto" is the fastest that serves the model on the device. `cuda_graphs`: see
+        `cuda_graphs`; None is where they are possible. The other arguments are those of
+        `loading.load_target` and of `ServingLimits`.
 
         Raises the errors of `load_target`, and `InvalidRequest` for bounds that can't hold.
         """
@@ -137,12 +146,15 @@ class HFTarget:
             if threads < 1:
                 raise InvalidRequest(f"threads is {threads}, not ≥ 1")
             torch.set_num_threads(threads)
+        if deterministic:
+            check_settings(attention, cuda_graphs)
         loaded = load_target(
             source,
             dtype=dtype,
             device=device,
             quantize=quantize,
             trust_remote_code=trust_remote_code,
+            deterministic=deterministic,
             name=name,
             progress=progress,
             inspect=partial(_check_attention, attention, cuda_graphs, trust_remote_code),

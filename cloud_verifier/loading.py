@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from cloud_verifier import quantization
+from cloud_verifier.deterministic import MARK, check_device
 from cloud_verifier.gguf_conversion import file_digest, without_progress_bars
 from cloud_verifier.model_source import ModelSource, check_code, locate
 from cloud_verifier.progress import Report, megabytes, step
@@ -45,7 +46,8 @@ class LoadedTarget:
     """A model ready to run and who it is.
 
     `max_context` is the model's own, in tokens, and `context_reason` why it is less than the
-    model states. `revision` is the hub's commit, None for what is not from a hub.
+    model states. `revision` is the hub's commit, None for what is not from a hub. `deterministic`:
+    passes are to be as the module of that name has them, which `identity` says.
     """
 
     model: PreTrainedModel
@@ -54,6 +56,7 @@ class LoadedTarget:
     max_context: int
     context_reason: str = ""
     revision: str | None = None
+    deterministic: bool = False
 
 
 def load_target(
@@ -63,6 +66,7 @@ def load_target(
     device: str = "auto",
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    deterministic: bool = False,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
     inspect: Callable[[PreTrainedConfig, torch.device, torch.dtype], None] | None = None,
@@ -71,16 +75,19 @@ def load_target(
 
     `dtype` "auto" is the stored one, and float32 for a `.gguf`; `device` "auto" is CUDA where
     there is one, else the CPU; `quantize` is "int8" or "int4" (see `quantization`). With
-    `trust_remote_code`, code in the model's directory or in a pinned revision is run. `name` is
-    how the model is served, by default after its source. `progress` is told what is being done,
-    in words, also from another thread; the same goes to the log. `inspect` gets configuration,
-    device and dtype before weights are loaded, and may raise.
+    `trust_remote_code`, code in the model's directory or in a pinned revision is run.
+    `deterministic` says how passes are to be. `name` is how the model is served, by default after
+    its source. `progress` is told what is being done, in words, also from another thread; the same
+    goes to the log. `inspect` gets configuration, device and dtype before weights are loaded, and
+    may raise.
 
     Raises `ModelNotFound`, `ModelLoadFailed`, `MissingDependency`, `CannotRollBack`, and
     `InvalidRequest` for an argument that can't be honoured.
     """
     report = _reporter(progress)
     torch_device, torch_dtype = _device(device), _dtype(dtype)
+    if deterministic:
+        check_device(torch_device)
     if quantize is not None:
         quantization.check(quantize, torch_device)
     found = locate(source, report=report, trust_remote_code=trust_remote_code)
@@ -113,6 +120,8 @@ def load_target(
         with step(report, f"quantizing {source} to {quantize}"):
             made_by = f"{used}+{quantization.quantize(model, quantize, source)}"
         used = f"{used}+{quantize}"
+    if deterministic:
+        made_by = f"{made_by} {MARK}"
     with step(report, f"computing the digest of {size}"):
         digest = _digest(made_of, made_by)
     return LoadedTarget(
@@ -129,6 +138,7 @@ def load_target(
         max_context=max_context,
         context_reason=reason,
         revision=found.revision,
+        deterministic=deterministic,
     )
 
 
@@ -245,7 +255,7 @@ def _eos(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _digest(files: Sequence[Path], made_by: str) -> bytes:
-    """16 bytes over the files' content, what was made of them and the noise version."""
+    """16 bytes over the files' content, what was made of them, how, and the noise version."""
     # Hashing releases the interpreter lock, so the shards of a large model share the cores.
     with ThreadPoolExecutor(max_workers=4) as pool:
         parts = list(pool.map(file_digest, files))

@@ -109,6 +109,7 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
         quantize=arguments.quantize,
         trust_remote_code=arguments.trust_remote_code,
         threads=arguments.threads,
+        deterministic=arguments.deterministic,
         max_context=arguments.max_context,
         name=arguments.name,
         attention=arguments.attention,

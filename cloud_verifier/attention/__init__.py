@@ -7,6 +7,7 @@ by all layers: `sdpa` runs everywhere, `varlen` and `flex` on CUDA. `choose_back
 """
 
 from cloud_verifier.attention.backends import NAMES, Backend, Need, choose_backend, refusal
+from cloud_verifier.attention.fixed import FixedPlan
 from cloud_verifier.attention.function import IMPLEMENTATION, KV, register
 from cloud_verifier.attention.paged_kv import LayerKV, PagedKV, PassPlan, Planner
 from cloud_verifier.attention.spans import Span
@@ -16,6 +17,7 @@ __all__ = [
     "KV",
     "NAMES",
     "Backend",
+    "FixedPlan",
     "LayerKV",
     "Need",
     "PagedKV",

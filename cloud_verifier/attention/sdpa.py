@@ -52,12 +52,12 @@ class SdpaPlan(GroupedPlan[torch.Tensor]):
         if softcap is None:
             out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
         else:
-            out = _softcapped(query, keys, values, mask, scaling, softcap)
+            out = softcapped(query, keys, values, mask, scaling, softcap)
         out = out.reshape(batch, heads, repeats, tokens, -1).permute(0, 3, 1, 2, 4)
         return out.reshape(batch, tokens, heads * repeats, -1)
 
 
-def _softcapped(
+def softcapped(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
