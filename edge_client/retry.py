@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draftwire.errors import DraftwireError, Draining, ProtocolViolation, ServerFull
+from draftwire.errors import (
+    DraftwireError,
+    Draining,
+    ProtocolViolation,
+    QuotaExceeded,
+    ServerFull,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +49,11 @@ class Patience:
         """Seconds to wait before another attempt.
 
         Raises `error` if another attempt can't mend it, or if it has been too long. A verifier
-        that is full or leaving is tried again only by a session that it had already `opened`.
+        that is full or leaving, or a quota that is used up, is tried again only by a session that
+        had already `opened`.
         """
         again = error.retryable or isinstance(error, ProtocolViolation)
-        refused = isinstance(error, ServerFull | Draining) and not opened
+        refused = isinstance(error, ServerFull | QuotaExceeded | Draining) and not opened
         tired = self._clock() - self._news_at > self._policy.give_up_after_s
         if refused or tired or not again:
             raise error

@@ -9,7 +9,9 @@
     │   ├── PromptTooLong          prompt and room for output exceed the context
     │   ├── VocabularyMismatch     draft and target do not share a vocabulary
     │   ├── ModelNotFound          no such model here
-    │   └── PermissionDenied       the session belongs to another key
+    │   ├── Unauthenticated        no credentials, or none that hold
+    │   ├── PermissionDenied       the session belongs to another key
+    │   └── LinkNotSecure          TLS failed, or a secret would go in plaintext
     ├── ProtocolError            the peer broke a rule of the wire
     │   ├── ProtocolViolation      a frame out of order or out of place
     │   ├── ProtocolVersion        the peer speaks another version
@@ -20,6 +22,7 @@
     │   └── ModelChanged           another target would go on with another text
     ├── Unavailable              the verifier can't serve now
     │   ├── ServerFull             no session or KV memory free
+    │   ├── QuotaExceeded          the key has used up what it may for now
     │   ├── Draining               it is shutting down
     │   ├── SlowReader             verdicts were not read in time
     │   ├── LinkLost               the connection broke
@@ -96,11 +99,25 @@ class ModelNotFound(RequestError):
     status = "NOT_FOUND"
 
 
+class Unauthenticated(RequestError):
+    """No credentials came, or none that hold: unknown, expired or revoked."""
+
+    code = "UNAUTHENTICATED"
+    status = "UNAUTHENTICATED"
+
+
 class PermissionDenied(RequestError):
     """The session belongs to another key."""
 
     code = "PERMISSION_DENIED"
     status = "PERMISSION_DENIED"
+
+
+class LinkNotSecure(RequestError):
+    """The connection would not be as secure as it must be: TLS failed, or is missing."""
+
+    code = "LINK_NOT_SECURE"
+    status = "FAILED_PRECONDITION"
 
 
 class ProtocolError(DraftwireError):
@@ -170,6 +187,13 @@ class ServerFull(Unavailable):
     status = "RESOURCE_EXHAUSTED"
 
 
+class QuotaExceeded(Unavailable):
+    """The key has used up what it may: sessions at once, or tokens for the moment."""
+
+    code = "QUOTA_EXCEEDED"
+    status = "RESOURCE_EXHAUSTED"
+
+
 class Draining(Unavailable):
     """The verifier is shutting down and admits nothing new."""
 
@@ -229,7 +253,9 @@ _CODED: tuple[type[DraftwireError], ...] = (
     PromptTooLong,
     VocabularyMismatch,
     ModelNotFound,
+    Unauthenticated,
     PermissionDenied,
+    LinkNotSecure,
     ProtocolViolation,
     ProtocolVersion,
     LimitExceeded,
@@ -238,6 +264,7 @@ _CODED: tuple[type[DraftwireError], ...] = (
     ModelChanged,
     Unavailable,
     ServerFull,
+    QuotaExceeded,
     Draining,
     SlowReader,
     LinkLost,
@@ -256,7 +283,7 @@ _BY_STATUS: dict[str, type[DraftwireError]] = {
     "UNIMPLEMENTED": UnsupportedParameter,
     "NOT_FOUND": ModelNotFound,
     "PERMISSION_DENIED": PermissionDenied,
-    "UNAUTHENTICATED": PermissionDenied,
+    "UNAUTHENTICATED": Unauthenticated,
     "FAILED_PRECONDITION": ProtocolViolation,
     "RESOURCE_EXHAUSTED": ServerFull,
     "ABORTED": Superseded,

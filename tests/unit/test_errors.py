@@ -74,6 +74,7 @@ def test_the_code_decides_not_the_status() -> None:
 RETRYABLE = {
     "Unavailable",
     "ServerFull",
+    "QuotaExceeded",
     "Draining",
     "SlowReader",
     "LinkLost",
