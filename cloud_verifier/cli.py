@@ -8,18 +8,29 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from cloud_verifier.issue import add_issuing, issue
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, not_negative, positive, seconds
+from draftwire.commands import (
+    HelpFormatter,
+    add_credentials,
+    credentials,
+    not_negative,
+    positive,
+    seconds,
+)
+from draftwire.credentials import tls_failure
 from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.types import DEFAULT_ADDRESS
 
 _EPILOG = """\
 examples:
   draftwire-verifier serve --model SmolLM2-135M-Instruct.Q4_1.gguf
+  draftwire-verifier certs certs --host gpu.example.net
+  draftwire-verifier keys new phone-7 >> keys
   draftwire-verifier serve --model google/gemma-2-9b-it --dtype bfloat16 --device cuda \\
-      --listen 0.0.0.0:7433 --insecure --kv-tokens 200000
+      --listen 0.0.0.0:7433 --tls-cert certs/server.pem --tls-key certs/server.key --keys keys
   draftwire-verifier doctor --model google/gemma-2-9b-it
-  draftwire-verifier health 127.0.0.1:7433
+  draftwire-verifier health gpu.example.net:7433 --ca certs/ca.pem
 
 `serve` prints one line on stdout when it is ready; everything else goes to stderr. SIGTERM and
 Ctrl-C let generations finish for --grace seconds, hand the rest back to their clients, exit 0;
@@ -104,11 +115,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--listen", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="0: any port"
     )
     serving.add_argument(
-        "--insecure",
-        action="store_true",
-        help="allow plaintext on an address that others can reach",
-    )
-    serving.add_argument(
         "--max-sessions", type=positive, default=64, metavar="N", help="generations at once"
     )
     serving.add_argument(
@@ -158,6 +164,29 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds to finish in when stopped",
     )
+    security = serve.add_argument_group("security")
+    security.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM certificate chain; read again when it changes"
+    )
+    security.add_argument("--tls-key", metavar="FILE", help="its key, PEM, unencrypted")
+    security.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        help="mutual TLS: admit only clients with a certificate that these authorities signed",
+    )
+    security.add_argument(
+        "--keys",
+        metavar="FILE",
+        help="admit only API keys of this file, a line for each; read again when it changes",
+    )
+    security.add_argument(
+        "--max-connections", type=positive, default=512, metavar="N", help="connections at once"
+    )
+    security.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow plaintext on an address that others can reach",
+    )
     watching = serve.add_argument_group("watching")
     watching.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there, at /metrics"
@@ -204,6 +233,8 @@ def build_parser() -> argparse.ArgumentParser:
     health.add_argument(
         "--timeout", type=not_negative, default=5.0, metavar="S", help="seconds to wait for it"
     )
+    add_credentials(health)
+    add_issuing(commands)
     return parser
 
 
@@ -217,6 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cloud_verifier.doctor import doctor
 
             return doctor(arguments)
+        if arguments.command in ("keys", "certs"):
+            return issue(arguments)
         from cloud_verifier.serve import serve
 
         return serve(arguments)
@@ -238,14 +271,21 @@ async def _health(arguments: argparse.Namespace) -> int:
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    async with grpc.aio.insecure_channel(arguments.address) as channel:
+    known, address = credentials(arguments), arguments.address
+    if known.secures(address):
+        channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*known.files()))
+    else:
+        channel = grpc.aio.insecure_channel(address)
+    async with channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=arguments.timeout)
         except grpc.aio.AioRpcError as error:
-            print(f"{arguments.address}: {error.code().name}: {error.details()}")
+            if failure := tls_failure(address, error.details() or ""):
+                raise failure from error
+            print(f"{address}: {error.code().name}: {error.details()}")
             print("start one with draftwire-verifier serve, or check the address", file=sys.stderr)
             return 1
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    print(f"{arguments.address}: {'serving' if serving else 'not serving'}")
+    print(f"{address}: {'serving' if serving else 'not serving'}")
     return 0 if serving else 1

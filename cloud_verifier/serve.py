@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ipaddress
+import functools
 import logging
 import math
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloud_verifier.auth import Keys
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.target import TargetModel
+from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
+from draftwire.addresses import split_address, stays_here
 from draftwire.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -31,9 +35,11 @@ logger = logging.getLogger(__name__)
 def serve(arguments: argparse.Namespace) -> int:
     """Load the target and serve it until stopped by a signal; returns the exit status."""
     configure(arguments.log_level, arguments.log_format)
-    _check_address("--listen", arguments.listen, insecure=arguments.insecure)
+    tls = _tls(arguments)
+    keys = None if arguments.keys is None else Keys(arguments.keys)
+    _check_address("--listen", arguments.listen, safe=arguments.insecure or tls is not None)
     if arguments.metrics:
-        _check_address("--metrics", arguments.metrics, insecure=arguments.insecure)
+        _check_address("--metrics", arguments.metrics, safe=arguments.insecure)
     started = time.monotonic()
     # Loading takes long and holds the thread, so that it is done before the event loop would
     # put signals off until its end.
@@ -49,10 +55,21 @@ def serve(arguments: argparse.Namespace) -> int:
         engine = Engine(_load(arguments), config, observer=observer)
         if observer is not None:
             observer.watch(engine)
-        return asyncio.run(_until_stopped(engine, arguments, started))
+        server = functools.partial(
+            VerifierServer,
+            engine,
+            arguments.listen,
+            tls=tls,
+            keys=keys,
+            max_connections=arguments.max_connections,
+            grace_s=arguments.grace,
+        )
+        return asyncio.run(_until_stopped(server, arguments, started))
 
 
-async def _until_stopped(engine: Engine, arguments: argparse.Namespace, started: float) -> int:
+async def _until_stopped(
+    make: Callable[..., VerifierServer], arguments: argparse.Namespace, started: float
+) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -64,10 +81,9 @@ async def _until_stopped(engine: Engine, arguments: argparse.Namespace, started:
         loop.add_signal_handler(number, stop, number)
     async with contextlib.AsyncExitStack() as stack:
         tracer = stack.enter_context(exporting(arguments.otlp)) if arguments.otlp else None
-        server = VerifierServer(engine, arguments.listen, grace_s=arguments.grace, tracer=tracer)
-        await stack.enter_async_context(server)
+        server = await stack.enter_async_context(make(tracer=tracer))
         ready = time.monotonic() - started
-        name = engine.card.target.model
+        name = server.engine.card.target.model
         print(f"serving {name} on {server.address} (ready after {ready:.1f} s)", flush=True)
         failed = asyncio.create_task(server.wait())
         await asyncio.wait(
@@ -119,25 +135,39 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
     return target
 
 
-def _check_address(option: str, listen: str, *, insecure: bool) -> None:
+def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
+    """The certificates to serve with, if any. Raises `InvalidRequest` for half of them."""
+    certificate, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.client_ca
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidRequest(
+            "TLS needs a certificate and its key", remedy="give both --tls-cert and --tls-key"
+        )
+    return TlsFiles(
+        certificate=Path(certificate),
+        key=Path(key),
+        client_ca=None if client_ca is None else Path(client_ca),
+    )
+
+
+def _check_address(option: str, listen: str, *, safe: bool) -> None:
     """Raise `InvalidRequest` for an address that can't or must not be listened on.
 
     Loading a model takes long: what can be known before is said before.
     """
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isdigit() and int(port) < 2**16):
-        raise InvalidRequest(f"{listen!r} is no address", remedy=f"give {option} HOST:PORT")
-    local = host == "localhost"
-    with contextlib.suppress(ValueError):
-        local = local or ipaddress.ip_address(host).is_loopback
-    if not local and not insecure:
+    try:
+        host, port = split_address(listen, lowest_port=0)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, remedy=f"give {option} HOST:PORT") from error
+    if not safe and not stays_here(listen):
         raise InvalidRequest(
             f"others can reach {host}, and the traffic would be plaintext",
-            remedy="listen on 127.0.0.1 behind a TLS proxy, or pass --insecure",
+            remedy="give --tls-cert and --tls-key (metrics have none), listen on 127.0.0.1, or "
+            "pass --insecure",
         )
     try:
-        family, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

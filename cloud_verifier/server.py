@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -14,11 +15,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cloud_verifier.auth import Keys
 from cloud_verifier.engine import Engine
+from cloud_verifier.gate import Caller, Gate
 from cloud_verifier.service import VerifierService
+from cloud_verifier.tls import TlsFiles, server_credentials
 from cloud_verifier.tracing import traced
 from draftwire import codec
-from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound
+from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound, Unauthenticated
 from draftwire.types import MAX_FRAME_BYTES, ClientFrame
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
@@ -45,8 +49,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VerifierServicer(rpc.VerifierServicer):
     """Messages in, messages out; all else is the service's."""
 
-    def __init__(self, service: VerifierService, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, service: VerifierService, gate: Gate | None = None, tracer: Tracer | None = None
+    ) -> None:
         self._service = service
+        self._gate = gate or Gate()
         self._observer = service.engine.observer
         self._tracer = tracer
 
@@ -54,12 +61,14 @@ class VerifierServicer(rpc.VerifierServicer):
         self, request_iterator: AsyncIterator[pb.ClientFrame], context: Context
     ) -> AsyncIterator[pb.ServerFrame]:
         """One generation."""
-        frames = self._frames(request_iterator)
+        caller = await self._admit(context)
+        frames = self._frames(request_iterator, caller)
+        decode = functools.partial(self._service.decode, owner=caller.owner)
         if self._tracer is None:
-            answers = self._service.decode(frames)
+            answers = decode(frames)
         else:
             metadata = context.invocation_metadata() or ()
-            answers = traced(self._service.decode, frames, self._tracer, metadata)
+            answers = traced(decode, frames, self._tracer, metadata)
         try:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
@@ -73,6 +82,7 @@ class VerifierServicer(rpc.VerifierServicer):
         self, request: pb.DescribeModelRequest, context: Context
     ) -> pb.ModelCard:
         """What is served."""
+        await self._admit(context)
         card = self._service.engine.card
         if request.model not in ("", card.target.model):
             await _abort(
@@ -84,8 +94,21 @@ class VerifierServicer(rpc.VerifierServicer):
             )
         return codec.encode_card(card)
 
-    async def _frames(self, messages: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[ClientFrame]:
+    async def _admit(self, context: Context) -> Caller:
+        """Who calls. Nothing is done for whom the gate does not know."""
+        try:
+            return self._gate.admit(context.invocation_metadata() or (), context.auth_context())
+        except Unauthenticated as error:
+            self._observer.refused(error.code)
+            # Of the key nothing is logged: a wrong one may be a right one with a slip in it.
+            logger.warning("refused %s", context.peer(), extra={"code": error.code})
+            await _abort(context, error)
+
+    async def _frames(
+        self, messages: AsyncIterator[pb.ClientFrame], caller: Caller
+    ) -> AsyncIterator[ClientFrame]:
         async for message in messages:
+            self._gate.recheck(caller)
             self._observer.received(message.WhichOneof("frame") or "", message.ByteSize())
             yield codec.decode_client(message)
 
@@ -104,8 +127,9 @@ async def _abort(context: Context, error: DraftwireError) -> NoReturn:
 class VerifierServer:
     """A verifier on a socket. Use as an async context manager, or `start()` and `stop()`.
 
-    `listen` is `HOST:PORT`; port 0 takes a free one, which `address` then names. With a `tracer`
-    every stream has a span.
+    `listen` is `HOST:PORT`; port 0 takes a free one, which `address` then names. Without `tls`
+    it speaks plaintext, without `keys` it serves whoever connects. With a `tracer` every stream
+    has a span.
     """
 
     def __init__(
@@ -113,10 +137,16 @@ class VerifierServer:
         engine: Engine,
         listen: str,
         *,
+        tls: TlsFiles | None = None,
+        keys: Keys | None = None,
+        max_connections: int = 512,
         grace_s: float = 10.0,
         tracer: Tracer | None = None,
     ) -> None:
         self.engine = engine
+        self._tls = tls
+        self._gate = Gate(keys)
+        self._max_connections = max_connections
         self._tracer = tracer
         self.address = listen
         self._grace_s = grace_s
@@ -125,16 +155,25 @@ class VerifierServer:
         """Listen and serve. Raises `InvalidRequest` if the address can't be had."""
         self._service = VerifierService(self.engine)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(
+            options=[
+                *_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", self._max_connections),
+            ]
+        )
         rpc.add_VerifierServicer_to_server(
-            VerifierServicer(self._service, self._tracer), self._server
+            VerifierServicer(self._service, self._gate, self._tracer), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         host, _, _ = self.address.rpartition(":")
         try:
-            port = self._server.add_insecure_port(self.address)
+            if self._tls is None:
+                port = self._server.add_insecure_port(self.address)
+            else:
+                credentials = server_credentials(self._tls)
+                port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             await self._server.stop(None)
             raise InvalidRequest(

@@ -8,6 +8,7 @@ with EdgeClient.from_gguf("127.0.0.1:7433", "draft.gguf") as client:
             print(delta.text, end="", flush=True)
 """
 
+from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
@@ -20,6 +21,7 @@ __all__ = [
     "AsyncEdgeClient",
     "AsyncStream",
     "Chat",
+    "Credentials",
     "Delta",
     "DraftwireError",
     "EdgeClient",

@@ -6,14 +6,14 @@ import argparse
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, not_negative, positive
+from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
 from draftwire.types import DEFAULT_ADDRESS, SamplingParams, StopRules
 from edge_client.plan import Plan
 
 _EPILOG = """\
 examples:
   draftwire demo --rtt 60
-  draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433
+  draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433 --api-key-file key
   draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
 
 Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--json", action="store_true", help="print one JSON object instead")
     _add_connection(generate)
+    add_credentials(generate)
     _add_sampling(generate)
     chat = commands.add_parser(
         "chat",
@@ -57,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     chat.add_argument("--system", metavar="TEXT", help="system message")
     _add_connection(chat)
+    add_credentials(chat)
     _add_sampling(chat)
     return parser
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from draftwire.commands import credentials
 from draftwire.errors import DraftwireError, Unavailable
 from edge_client.arguments import build_parser, sampling_options
 
@@ -110,9 +111,14 @@ def _client(arguments: argparse.Namespace) -> EdgeClient:
     from draftwire.testing.demo import demo_model_path
     from edge_client.sync import EdgeClient
 
+    known = credentials(arguments)
     model = arguments.model or demo_model_path()
     return EdgeClient.from_gguf(
-        arguments.verifier, model, threads=arguments.threads, context=arguments.context
+        arguments.verifier,
+        model,
+        threads=arguments.threads,
+        context=arguments.context,
+        credentials=known,
     )
 
 

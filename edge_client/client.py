@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
 from draftwire.types import ModelCard, SamplingParams, StopRules
 from edge_client.controller import AdaptiveController
@@ -139,9 +140,11 @@ class AsyncStream:
 class AsyncEdgeClient:
     """Generates text with a draft model on this device and a verifier at the other end.
 
-    `verifier` is `HOST:PORT`, or a transport. `drafters` may be none (the cloud decodes alone),
-    one, or several for as many generations at once; a generation waits for a free one. Belongs
-    to the event loop it is first used on. Close it, or use it as a context manager.
+    `verifier` is `HOST:PORT`, or a transport; `credentials` are for the former. Without any, no API
+    key is sent, and verifiers elsewhere are reached by TLS and known by the usual authorities.
+    `drafters` may be none (the cloud decodes alone), one, or several for as many generations at
+    once; a generation waits for a free one. Belongs to the event loop it is first used on. Close
+    it, or use it as a context manager.
     """
 
     def __init__(
@@ -150,10 +153,13 @@ class AsyncEdgeClient:
         tokenizer: Tokenizer,
         drafters: Sequence[Drafter] = (),
         *,
+        credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._transport = GrpcTransport(verifier) if isinstance(verifier, str) else verifier
+        if isinstance(verifier, str):
+            verifier = GrpcTransport(verifier, credentials)
+        self._transport = verifier
         self._drafters = tuple(drafters)
         self._free: asyncio.Queue[Drafter] = asyncio.Queue()
         for drafter in self._drafters:
@@ -171,6 +177,7 @@ class AsyncEdgeClient:
         *,
         threads: int | None = None,
         context: int = 4096,
+        credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
     ) -> Self:
         """Draft with a GGUF model in llama.cpp, on `threads` threads (default: one
@@ -187,7 +194,7 @@ class AsyncEdgeClient:
             drafter = LlamaDrafter(loaded, threads=threads, context=context)
         finally:
             loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
-        return cls(verifier, loaded.tokenizer, [drafter], retry=retry)
+        return cls(verifier, loaded.tokenizer, [drafter], credentials=credentials, retry=retry)
 
     async def card(self) -> ModelCard:
         """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from draftwire.credentials import Credentials
 from draftwire.types import ModelCard
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.drafter import Drafter, Tokenizer
@@ -173,9 +174,12 @@ class EdgeClient:
         tokenizer: Tokenizer,
         drafters: Sequence[Drafter] = (),
         *,
+        credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self._inner = AsyncEdgeClient(verifier, tokenizer, drafters, retry=retry)
+        self._inner = AsyncEdgeClient(
+            verifier, tokenizer, drafters, credentials=credentials, retry=retry
+        )
 
     @classmethod
     def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:

@@ -16,7 +16,16 @@ import grpc
 import grpc.aio
 
 from draftwire import codec
-from draftwire.errors import DraftwireError, InvalidRequest, LinkLost, PromptTooLong, from_wire
+from draftwire.addresses import UNIX, split_address
+from draftwire.credentials import Credentials, tls_failure
+from draftwire.errors import (
+    DraftwireError,
+    InvalidRequest,
+    LinkLost,
+    LinkNotSecure,
+    PromptTooLong,
+    from_wire,
+)
 from draftwire.types import MAX_FRAME_BYTES, ClientFrame, Draft, ModelCard, ServerFrame, Verdict
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
@@ -92,16 +101,19 @@ class Transport(Protocol):
 class GrpcTransport:
     """A connection to the verifier at `address` (`HOST:PORT`, or `unix:PATH`).
 
-    Raises `InvalidRequest` for an address of another form. Belongs to the event loop it is first
-    used on. `timeout_s` bounds unary calls. Once closed it is not used again.
+    TLS if it leaves this machine; see `Credentials`. Raises `InvalidRequest` for an address of
+    another form. Belongs to the event loop it is first used on. `timeout_s` bounds unary calls.
+    Once closed it is not used again.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
-        host, _, port = address.rpartition(":")
-        numbered = port.isdigit() and 0 < int(port) < 2**16
-        if not address.startswith("unix:") and not (host and numbered):
-            raise InvalidRequest(f"{address!r} is no address", remedy="give HOST:PORT")
+    def __init__(
+        self, address: str, credentials: Credentials | None = None, *, timeout_s: float = 10.0
+    ) -> None:
+        if not address.startswith(UNIX):
+            split_address(address)
         self.address = address
+        self._credentials = credentials or Credentials()
+        self._secure = self._credentials.secures(address)
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
@@ -110,14 +122,25 @@ class GrpcTransport:
         if self._closed:
             raise InvalidRequest("the connection is closed", remedy="make a new one")
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            if self._secure:
+                files = self._credentials.files()
+                self._channel = grpc.aio.secure_channel(
+                    self.address, grpc.ssl_channel_credentials(*files), options=_OPTIONS
+                )
+            else:
+                self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
         return rpc.VerifierStub(self._channel)
 
     async def describe(self) -> ModelCard:
-        """What the verifier serves. Raises `LinkLost` if it can't be reached in time."""
+        """What the verifier serves.
+
+        Raises `LinkLost` if it can't be reached in time, `LinkNotSecure` if it can't be trusted.
+        """
         try:
             card = await self._stub().DescribeModel(
-                pb.DescribeModelRequest(), timeout=self._timeout_s
+                pb.DescribeModelRequest(),
+                timeout=self._timeout_s,
+                metadata=self._credentials.metadata,
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -128,7 +151,8 @@ class GrpcTransport:
     @contextlib.asynccontextmanager
     async def connect(self, count: WireBytes) -> AsyncIterator[Link]:
         """A new stream, cancelled on leaving if it has not ended."""
-        call = self._stub().Decode(metadata=_trace_context())
+        metadata = (*_trace_context(), *self._credentials.metadata)
+        call = self._stub().Decode(metadata=metadata)
         try:
             yield _GrpcLink(call, count, self._error)
         finally:
@@ -156,10 +180,13 @@ class GrpcTransport:
             str(metadata.get("draftwire-session", "")) or None,
         )
 
-    def _unreachable(self, why: str) -> LinkLost:
+    def _unreachable(self, why: str) -> LinkLost | LinkNotSecure:
+        if failure := tls_failure(self.address, why):
+            return failure
+        speaks = "speaks TLS" if self._secure else "speaks plaintext"
         return LinkLost(
             f"the verifier at {self.address} can't be reached: {why}",
-            remedy="check the address and that draftwire-verifier is running there",
+            remedy=f"check the address, and that draftwire-verifier runs there and {speaks}",
         )
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+from pathlib import Path
+
+from draftwire.credentials import Credentials
+from draftwire.errors import InvalidRequest
+
+API_KEY_VARIABLE = "DRAFTWIRE_API_KEY"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -38,3 +45,50 @@ def seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
+    """The options that `credentials` reads."""
+    group = parser.add_argument_group(
+        "security", "TLS is used to every verifier that is not on this machine."
+    )
+    group.add_argument(
+        "--ca",
+        metavar="FILE",
+        help="PEM file of the authorities to trust (default: the usual ones)",
+    )
+    group.add_argument(
+        "--cert", metavar="FILE", help="PEM certificate of this client, for mutual TLS"
+    )
+    group.add_argument("--key", metavar="FILE", help="PEM key of that certificate")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help=f"file that holds the API key (default: the variable {API_KEY_VARIABLE})",
+    )
+    group.add_argument(
+        "--insecure", action="store_true", help="plaintext, the API key too, even across a network"
+    )
+
+
+def credentials(arguments: argparse.Namespace) -> Credentials:
+    """What the options of `add_credentials` and the environment say.
+
+    Raises `InvalidRequest` for options that contradict each other and a file that can't be read.
+    """
+    api_key = os.environ.get(API_KEY_VARIABLE, "")
+    if arguments.api_key_file is not None:
+        try:
+            api_key = Path(arguments.api_key_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"{arguments.api_key_file} can't be read: {error}",
+                remedy="give --api-key-file a file that holds the key and nothing else",
+            ) from error
+    return Credentials(
+        ca=arguments.ca,
+        certificate=arguments.cert,
+        key=arguments.key,
+        api_key=api_key.strip(),
+        insecure=arguments.insecure,
+    )

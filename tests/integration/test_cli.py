@@ -105,6 +105,8 @@ COMMANDS = [
     ["draftwire-verifier"],
     ["draftwire-verifier", "serve"],
     ["draftwire-verifier", "health"],
+    ["draftwire-verifier", "keys"],
+    ["draftwire-verifier", "certs"],
 ]
 
 
