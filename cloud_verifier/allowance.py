@@ -14,16 +14,19 @@ class Allowance:
     the target's own tokens, so that a device that gets better is noticed.
     """
 
-    __slots__ = ("_most", "_rounds", "_run")
+    __slots__ = ("_most", "_rounds", "_run", "withheld")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._rounds = 0
+        self.withheld = False  # its key has wasted as many as it may for now
         self._run = 0.0  # drafts that hold in a round, smoothed over rounds
 
     @property
     def drafts(self) -> int:
         """Drafts to judge in the next pass, at most."""
+        if self.withheld:
+            return 0
         if self._rounds < YOUNG_ROUNDS:
             return self._most
         if self._run < 0.05:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from cloud_verifier.auth import Keys
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
-from cloud_verifier.server import VerifierServer
+from cloud_verifier.server import ConnectionBounds, VerifierServer
 from cloud_verifier.target import TargetModel
 from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cloud_verifier.metrics import PrometheusObserver
 
 logger = logging.getLogger(__name__)
+
+_OTHER_FILES = 256  # that a verifier may have open beside its connections
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -61,7 +64,7 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.listen,
             tls=tls,
             keys=keys,
-            max_connections=arguments.max_connections,
+            connections=_connections(arguments.max_connections, arguments.max_sessions),
             grace_s=arguments.grace,
         )
         return asyncio.run(_until_stopped(server, arguments, started))
@@ -148,6 +151,26 @@ def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
         certificate=Path(certificate),
         key=Path(key),
         client_ca=None if client_ca is None else Path(client_ca),
+    )
+
+
+def _connections(most: int, sessions: int) -> ConnectionBounds:
+    """Bounds that let one connection, as of a gateway, have all sessions.
+
+    Raises `InvalidRequest` for more connections than this process may have files open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise InvalidRequest(
+            f"{most} connections take {needed} open files, and this process may have {hard}",
+            remedy="give fewer --max-connections, or raise the limit (ulimit -n)",
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    each = max(256, 2 * sessions)
+    return ConnectionBounds(
+        max_connections=most, streams_each=each, max_calls=max(2048, 4 * sessions)
     )
 
 

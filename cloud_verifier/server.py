@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -46,6 +47,31 @@ _OPTIONS: list[tuple[str, Any]] = [
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionBounds:
+    """Bounds on what is connected, whether it is let in or not.
+
+    At most `max_connections` at once, each with up to `streams_each` streams, and `max_calls` in
+    all. One that has not said in `greet_within_s` seconds that it speaks HTTP/2 is closed, as is
+    one without a stream for `idle_s`.
+    """
+
+    max_connections: int = 512
+    streams_each: int = 256
+    max_calls: int = 2048
+    greet_within_s: float = 10.0
+    idle_s: float = 300.0
+
+    def options(self) -> list[tuple[str, int]]:
+        """What gRPC calls them, but for `max_calls`."""
+        return [
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.streams_each),
+            ("grpc.server_handshake_timeout_ms", round(self.greet_within_s * 1000)),
+            ("grpc.max_connection_idle_ms", round(self.idle_s * 1000)),
+        ]
+
+
 class VerifierServicer(rpc.VerifierServicer):
     """Messages in, messages out; all else is the service's."""
 
@@ -63,7 +89,7 @@ class VerifierServicer(rpc.VerifierServicer):
         """One generation."""
         caller = await self._admit(context)
         frames = self._frames(request_iterator, caller)
-        decode = functools.partial(self._service.decode, owner=caller.owner)
+        decode = functools.partial(self._service.decode, owner=caller.owner, account=caller.account)
         if self._tracer is None:
             answers = decode(frames)
         else:
@@ -139,14 +165,14 @@ class VerifierServer:
         *,
         tls: TlsFiles | None = None,
         keys: Keys | None = None,
-        max_connections: int = 512,
+        connections: ConnectionBounds | None = None,
         grace_s: float = 10.0,
         tracer: Tracer | None = None,
     ) -> None:
         self.engine = engine
         self._tls = tls
         self._gate = Gate(keys)
-        self._max_connections = max_connections
+        self._connections = connections or ConnectionBounds()
         self._tracer = tracer
         self.address = listen
         self._grace_s = grace_s
@@ -156,10 +182,8 @@ class VerifierServer:
         self._service = VerifierService(self.engine)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            options=[
-                *_OPTIONS,
-                ("grpc.max_allowed_incoming_connections", self._max_connections),
-            ]
+            options=[*_OPTIONS, *self._connections.options()],
+            maximum_concurrent_rpcs=self._connections.max_calls,
         )
         rpc.add_VerifierServicer_to_server(
             VerifierServicer(self._service, self._gate, self._tracer), self._server

@@ -14,17 +14,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
+from cloud_verifier.channel import UNREAD_FRAMES, Channel
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine
+from cloud_verifier.pace import StreamBounds
+from cloud_verifier.quotas import Account
 from cloud_verifier.sessions import Stream
 from draftwire.errors import (
+    DeadlineExceeded,
     DraftwireError,
     Draining,
     InternalError,
     ProtocolViolation,
+    QuotaExceeded,
+    ServerFull,
     SlowReader,
     Unavailable,
 )
-from draftwire.types import ClientFrame, Finished, ServerFrame
+from draftwire.types import ClientFrame, Finished, ServerFrame, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -32,37 +38,9 @@ Step: TypeAlias = Callable[[Sequence[Arrival]], list[Departure]]
 Compute: TypeAlias = Callable[[Step, Sequence[Arrival]], Awaitable[list[Departure]]]
 """Runs a step of the engine off the event loop."""
 
-UNREAD_FRAMES = 64
-"""Frames of one stream that may wait for the engine; its sender waits beyond."""
-
 
 def _stopped() -> Unavailable:
     return Unavailable("the engine stopped", remedy="open the session elsewhere")
-
-
-class _Channel:
-    """The two queues of a stream. A None in `out` ends it."""
-
-    def __init__(self, longest: int) -> None:
-        self.out: asyncio.Queue[ServerFrame | DraftwireError | None] = asyncio.Queue()
-        self.slots = asyncio.Semaphore(UNREAD_FRAMES)
-        self.longest = longest
-        self.engines: DraftwireError | None = None  # the engine's word on why the stream ended
-
-    def put(self, item: ServerFrame | DraftwireError | None) -> bool:
-        """Queue something for the client; False if it has fallen too far behind."""
-        if self.out.qsize() < self.longest:
-            self.out.put_nowait(item)
-            return True
-        while not self.out.empty():
-            self.out.get_nowait()
-        self.out.put_nowait(
-            SlowReader(
-                f"{self.longest} verdicts were not read",
-                remedy="open the session again and read on; nothing is lost",
-            )
-        )
-        return False
 
 
 class VerifierService:
@@ -76,31 +54,40 @@ class VerifierService:
         engine: Engine,
         compute: Compute | None = None,
         clock: Callable[[], float] = time.monotonic,
+        bounds: StreamBounds | None = None,
     ) -> None:
         self.engine = engine
+        self._bounds = bounds or StreamBounds()
         self._clock = clock
         self._executor = ThreadPoolExecutor(1, "draftwire-compute") if compute is None else None
         self._compute = compute or self._in_thread
         self._inbox: list[Arrival] = []
-        self._channels: dict[Stream, _Channel] = {}
+        self._channels: dict[Stream, Channel] = {}
+        self._unopened: dict[Channel, asyncio.TimerHandle] = {}  # longest waiting first
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
         self._stopped = False
 
     async def decode(
-        self, frames: AsyncIterator[ClientFrame], owner: str = ""
+        self,
+        frames: AsyncIterator[ClientFrame],
+        owner: str = "",
+        account: Account | None = None,
     ) -> AsyncGenerator[ServerFrame]:
         """Serve one stream: the client's frames in, the verifier's out, until finished.
 
-        Raises the `DraftwireError` that ends the stream. Ends silently when the client
-        half-closes before its generation has finished.
+        Its session belongs to `owner`, and what it takes is charged to `account`. Raises the
+        `DraftwireError` that ends the stream. Ends silently when the client half-closes before
+        its generation has finished.
         """
         if self._stopped:
             raise _stopped()
         limits = self.engine.card.limits
         stream = Stream(owner)
-        channel = _Channel(limits.max_pending + limits.max_credit + UNREAD_FRAMES)
+        longest = limits.max_pending + limits.max_credit + UNREAD_FRAMES
+        channel = Channel(longest, self._bounds, self._clock, account)
         self._channels[stream] = channel
+        self._expect_open(channel)
         reader = asyncio.create_task(self._read(stream, channel, frames))
         try:
             while (item := await channel.out.get()) is not None:
@@ -114,6 +101,8 @@ class VerifierService:
             raise
         finally:
             reader.cancel()
+            self._came(channel)
+            channel.close()
             del self._channels[stream]
             self._arrive(stream, Detached())
 
@@ -127,9 +116,13 @@ class VerifierService:
                 arrivals, self._inbox = self._inbox, []
                 for arrival in arrivals:
                     if channel := self._channels.get(arrival.stream):
-                        channel.slots.release()
-                for stream, item in await self._compute(self.engine.step, arrivals):
+                        channel.taken()
+                departures = await self._compute(self.engine.step, arrivals)
+                for stream, item in departures:
                     self._tell(stream, item)
+                for stream, item in departures:
+                    if isinstance(item, Verdict):
+                        self._hold_to_quota(stream)
                 if not self.engine.active:
                     self._quiet.set()
         finally:
@@ -166,11 +159,13 @@ class VerifierService:
     # ------------------------------------------------------------------ inside
 
     async def _read(
-        self, stream: Stream, channel: _Channel, frames: AsyncIterator[ClientFrame]
+        self, stream: Stream, channel: Channel, frames: AsyncIterator[ClientFrame]
     ) -> None:
         try:
             async for frame in frames:
-                await channel.slots.acquire()
+                self._came(channel)
+                await channel.turn()
+                channel.admit(frame)
                 self._arrive(stream, frame)
             channel.put(None)
         except DraftwireError as error:
@@ -179,6 +174,23 @@ class VerifierService:
             logger.warning("a stream can't be read: %r", error)
             channel.put(ProtocolViolation(f"the stream can't be read: {error}"))
         self._arrive(stream, Detached())
+
+    def _expect_open(self, channel: Channel) -> None:
+        """Hold a stream to send a frame soon; make room for it among those that have not."""
+        within_s = self._bounds.open_within_s
+        late = DeadlineExceeded(
+            f"no open came within {within_s:g} s", remedy="send open when the stream begins"
+        )
+        timer = asyncio.get_running_loop().call_later(within_s, channel.put, late)
+        self._unopened[channel] = timer
+        if len(self._unopened) > self._bounds.max_unopened:
+            oldest = next(iter(self._unopened))
+            self._came(oldest)
+            oldest.put(ServerFull("too many streams have not opened", remedy="try again"))
+
+    def _came(self, channel: Channel) -> None:
+        if timer := self._unopened.pop(channel, None):
+            timer.cancel()
 
     def _arrive(self, stream: Stream, frame: ClientFrame | Detached) -> None:
         self._inbox.append(Arrival(stream, frame, self._clock()))
@@ -202,8 +214,21 @@ class VerifierService:
             return
         if isinstance(item, DraftwireError):
             channel.engines = item
+        channel.charge(item, stream.session)
         if not channel.put(item):
             self._arrive(stream, Detached())
+
+    def _hold_to_quota(self, stream: Stream) -> None:
+        """End a stream whose key has used up its tokens.
+
+        Its client opens again when there are some: meanwhile it holds neither KV nor a place.
+        """
+        if channel := self._channels.get(stream):
+            try:
+                channel.check_quota()
+            except QuotaExceeded as error:
+                channel.put(error)
+                self._arrive(stream, Detached())
 
     async def _something(self) -> None:
         """Wait for a frame, or until the engine is due without one."""

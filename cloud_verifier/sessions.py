@@ -68,6 +68,7 @@ class Session:
         self.passes = self.drafted = self.accepted = self.cached = 0
         self.begun_at = self.queued_at = self.waiting_since = 0.0  # seconds of the engine's clock
         self.served_at = self.told_at = 0.0
+        self.wasted = 0  # drafts judged and not accepted, for whoever counts them to take
         self.dropped = 0  # drafts that the last verdict left without judgement
         self.allowance = Allowance(card.limits.max_rows - 1)
         self.stream: Stream | None = None
@@ -241,6 +242,7 @@ class Session:
         self.passes += 1
         self.drafted += judged
         self.accepted += accepted
+        self.wasted += judged - accepted
         if self.pending:
             held = self._reconcile(out, accepted)
             self.allowance.learn(held)

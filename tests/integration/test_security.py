@@ -21,10 +21,11 @@ from table_client import MODEL, Words, on_a_loop
 from cloud_verifier import certificates, watched
 from cloud_verifier.auth import Keys, new_key
 from cloud_verifier.engine import Engine, EngineConfig
-from cloud_verifier.server import VerifierServer
+from cloud_verifier.server import ConnectionBounds, VerifierServer
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.tally import Tally
 from cloud_verifier.tls import TlsFiles
+from draftwire.addresses import split_address
 from draftwire.credentials import Credentials
 from draftwire.errors import (
     DraftwireError,
@@ -32,6 +33,7 @@ from draftwire.errors import (
     LinkLost,
     LinkNotSecure,
     PermissionDenied,
+    QuotaExceeded,
     Unauthenticated,
 )
 from draftwire.types import Draft, History, ModelCard, Open, Opened, ServingLimits
@@ -42,6 +44,7 @@ from edge_client.verifier_process import VerifierProcess
 
 PROMPT = (5, 6, 7)
 HERE = ["localhost", "127.0.0.1"]
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 NO_RETRY = RetryPolicy(first_wait_s=0.01, give_up_after_s=0.0)
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -402,6 +405,67 @@ async def test_keys_and_certificates_can_be_asked_for_together(
         both = device(pki, api_key=mine.api_key)
         assert await text_of(verifier.address, both) == MODEL.generate(PROMPT, 20)
         assert isinstance(await refusal(verifier.address, device(pki)), Unauthenticated)
+
+
+@on_a_loop
+async def test_quotas_stand_in_the_keys_file(keys_file: KeysFile) -> None:
+    mine = keys_file.add("phone", sessions=1, tokens_per_minute=30)
+    async with serving(keys=keys_file.keys()) as verifier:
+        async with raw_link(verifier.address, mine) as link:
+            await link.send(opening())
+            assert isinstance(await link.receive(), Opened)
+            refused = await refusal(verifier.address, mine)
+            assert isinstance(refused, QuotaExceeded)
+            assert "1 generations" in refused.message
+        async with client(verifier.address, mine) as made:
+            stream = made.generate(list(PROMPT), max_tokens=100, ignore_eos=True)
+            with pytest.raises(QuotaExceeded, match="30 tokens per minute"):
+                await stream.read()
+        assert verifier.errors == {"QUOTA_EXCEEDED": 2}
+        keys_file.add("tablet")  # a file that changes changes nothing for the others
+        assert isinstance(await refusal(verifier.address, mine), QuotaExceeded)
+
+
+# ------------------------------------------------------------------ connections
+
+
+@pytest.mark.parametrize(
+    "says", [b"", b"GET / HTTP/1.1\r\n\r\n", HTTP2], ids=["nothing", "http", "h2"]
+)
+@on_a_loop
+async def test_a_connection_that_brings_no_stream_is_closed(says: bytes) -> None:
+    bounds = ConnectionBounds(greet_within_s=0.2, idle_s=0.3)
+    async with serving(connections=bounds) as verifier:
+        reader, writer = await asyncio.open_connection(*split_address(verifier.address))
+        writer.write(says)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()  # to its end
+        writer.close()
+
+
+@on_a_loop
+async def test_beyond_the_most_connections_others_are_closed_and_those_there_are_go_on() -> None:
+    bounds = ConnectionBounds(max_connections=4)
+    async with (
+        serving(connections=bounds) as verifier,
+        client(verifier.address, Credentials()) as made,
+    ):
+        await made.card()
+        address = split_address(verifier.address)
+        opened = [await asyncio.open_connection(*address) for _ in range(6)]
+        for _, writer in opened:
+            writer.write(HTTP2)
+        answers = await asyncio.gather(
+            *(reader.read(1) for reader, _ in opened), return_exceptions=True
+        )
+        assert (
+            sum(answer not in (b"",) and not isinstance(answer, Exception) for answer in answers)
+            == 3
+        )
+        stream = made.generate(list(PROMPT), max_tokens=20, ignore_eos=True)
+        assert len((await stream.read()).split()) == 20
+        for _, writer in opened:
+            writer.close()
 
 
 # ------------------------------------------------------------------ the commands

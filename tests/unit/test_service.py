@@ -11,13 +11,19 @@ from typing import Any, ParamSpec
 
 import pytest
 
+from cloud_verifier.channel import UNREAD_FRAMES
 from cloud_verifier.engine import Arrival, Departure, Engine, EngineConfig
-from cloud_verifier.service import UNREAD_FRAMES, Step, VerifierService
+from cloud_verifier.pace import StreamBounds
+from cloud_verifier.quotas import Account, Quota
+from cloud_verifier.service import Step, VerifierService
 from cloud_verifier.table_target import TableTarget
 from draftwire.errors import (
+    DeadlineExceeded,
     Draining,
     InvalidRequest,
     ProtocolViolation,
+    QuotaExceeded,
+    ServerFull,
     SlowReader,
     Unavailable,
 )
@@ -57,13 +63,18 @@ class Serving:
     """A running service whose passes take 10 ms and can be held up or made to fail."""
 
     def __init__(
-        self, max_pending: int = 20, max_credit: int = 60, num_blocks: int = 256, **config: Any
+        self,
+        max_pending: int = 20,
+        max_credit: int = 60,
+        num_blocks: int = 256,
+        bounds: StreamBounds | None = None,
+        **config: Any,
     ) -> None:
         limits = ServingLimits(max_context=400, max_pending=max_pending, max_credit=max_credit)
         clock = asyncio.get_running_loop().time
         target = TableTarget(MODEL, limits=limits, num_blocks=num_blocks)
         self.engine = Engine(target, EngineConfig(**config), clock)
-        self.service = VerifierService(self.engine, self._compute, clock)
+        self.service = VerifierService(self.engine, self._compute, clock, bounds)
         self.handovers: list[int] = []
         self.fault: Exception | None = None
         self.may_go_on = asyncio.Event()
@@ -97,10 +108,16 @@ async def serving(**options: Any) -> AsyncIterator[Serving]:
 class Client:
     """One stream. What it is told to send, it sends; it reads when asked to."""
 
-    def __init__(self, world: Serving, *frames: ClientFrame, owner: str = "") -> None:
+    def __init__(
+        self,
+        world: Serving,
+        *frames: ClientFrame,
+        owner: str = "",
+        account: Account | None = None,
+    ) -> None:
         self.taken = 0
         self._frames: asyncio.Queue[ClientFrame | Exception | None] = asyncio.Queue()
-        self._stream = world.service.decode(self._outgoing(), owner)
+        self._stream = world.service.decode(self._outgoing(), owner, account)
         self.send(*frames)
 
     async def _outgoing(self) -> AsyncIterator[ClientFrame]:
@@ -340,7 +357,7 @@ async def test_what_a_slow_reader_missed_is_replayed_when_it_opens_again() -> No
 
 @on_virtual_time
 async def test_a_client_that_floods_is_read_no_faster_than_the_engine_works() -> None:
-    async with serving() as world:
+    async with serving(bounds=StreamBounds(frames_at_once=1000)) as world:
         client = Client(world, opening(), *(go(credit=1) for _ in range(500)))
         reading = asyncio.create_task(client.rest())
         world.may_go_on.clear()
@@ -354,6 +371,135 @@ async def test_a_client_that_floods_is_read_no_faster_than_the_engine_works() ->
         assert client.taken == 501
         client.send(None)
         await reading
+
+
+@on_virtual_time
+async def test_frames_that_bring_no_verdict_are_read_slowly() -> None:
+    bounds = StreamBounds(frames_at_once=30, frames_per_s=10.0, frames_per_verdict=5)
+    async with serving(bounds=bounds) as world:
+        client = Client(world, opening(), *(go(credit=1) for _ in range(500)))
+        reading = asyncio.create_task(client.rest())
+        await asyncio.sleep(10.05)  # in which one verdict comes, and the other drafts are stale
+        assert client.taken == 30 + 100 + 5 + 1  # the last was taken, and waits
+        client.send(None)
+        reading.cancel()
+
+
+@on_virtual_time
+async def test_a_device_that_answers_every_verdict_is_not_slowed() -> None:
+    bounds = StreamBounds(frames_at_once=2, frames_per_s=1e-3, frames_per_verdict=1)
+    async with serving(bounds=bounds) as world:
+        client = Client(world, opening(stop=most(100)), go(credit=1))
+        started = asyncio.get_running_loop().time()
+        assert isinstance(await client.read(), Opened)
+        for length in range(1, 100):
+            verdict = await client.read()
+            assert isinstance(verdict, Verdict)
+            client.send(Draft(base=len(PROMPT) + length, epoch=0, credit=1))
+        assert asyncio.get_running_loop().time() - started < 100 * 2 * PASS_S
+        await client.leave()
+
+
+@on_virtual_time
+async def test_a_stream_that_never_opens_is_ended() -> None:
+    async with serving(bounds=StreamBounds(open_within_s=10.0)) as world:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded, match="no open came"):
+            await Client(world).read()
+        assert asyncio.get_running_loop().time() - started == 10.0
+        frames = await Client(world, opening(stop=most(3)), go()).rest()
+        await asyncio.sleep(20.0)
+        assert isinstance(frames[-1], Finished)
+
+
+@on_virtual_time
+async def test_of_too_many_streams_that_have_not_opened_the_oldest_ends() -> None:
+    async with serving(bounds=StreamBounds(max_unopened=3)) as world:
+        silent = [Client(world) for _ in range(4)]
+        reading = [asyncio.create_task(client.rest()) for client in silent]
+        await asyncio.sleep(0.1)
+        assert [task.done() for task in reading] == [True, False, False, False]
+        with pytest.raises(ServerFull):
+            await reading[0]
+        assert text(await Client(world, opening(stop=most(3)), go()).rest())  # and ended the next
+        assert [task.done() for task in reading] == [True, True, False, False]
+        with pytest.raises(ServerFull):
+            await reading[1]
+        for task in reading[2:]:
+            task.cancel()
+
+
+# ------------------------------------------------------------------ quotas
+
+
+@on_virtual_time
+async def test_a_key_has_as_many_generations_as_its_quota_says() -> None:
+    async with serving() as world:
+        account = Account(Quota(sessions=1), 0.0)
+        first = Client(world, opening(1), account=account)
+        assert isinstance(await first.read(), Opened)
+        with pytest.raises(QuotaExceeded) as caught:
+            await Client(world, opening(2), account=account).read()
+        assert caught.value.session_id == (2).to_bytes(16).hex()
+        assert len(world.engine.active) == 1
+        again = Client(world, opening(1, attempt=2), account=account)
+        assert isinstance(await again.read(), Opened)
+        await first.leave()
+        await again.leave()
+        other = Client(world, opening(2), account=account)
+        assert isinstance(await other.read(), Opened)
+        await other.leave()
+
+
+@on_virtual_time
+async def test_a_generation_beyond_the_quota_ends_and_goes_on_when_there_are_tokens() -> None:
+    async with serving() as world:
+        now = asyncio.get_running_loop().time
+        account = Account(Quota(tokens_per_minute=60), now())
+        client = Client(world, opening(stop=most(200)), go(), account=account)
+        with pytest.raises(QuotaExceeded, match="60 tokens per minute"):
+            await client.rest()
+        await world.settle()
+        [session] = world.engine.idle.values()
+        held = len(session.tokens)
+        assert 60 < held <= 63  # a minute's worth was there, and the prompt counts
+        with pytest.raises(QuotaExceeded):
+            await Client(world, opening(attempt=2, stop=most(200)), account=account).read()
+        await asyncio.sleep(10.0)
+        resumed = Client(world, opening(attempt=2, stop=most(200)), go(), account=account)
+        assert isinstance(await resumed.read(), Opened)
+        replay = await resumed.read()
+        assert isinstance(replay, Verdict)
+        assert list(replay.next) == MODEL.generate(PROMPT, held - len(PROMPT))
+        await resumed.leave()
+
+
+@on_virtual_time
+async def test_another_keys_generation_does_not_notice() -> None:
+    async with serving() as world:
+        poor = Account(Quota(tokens_per_minute=5), asyncio.get_running_loop().time())
+        ended = Client(world, opening(1), go(), account=poor)
+        going_on = Client(world, opening(2, stop=most(50)), go(), account=Account(Quota(), 0.0))
+        with pytest.raises(QuotaExceeded):
+            await ended.rest()
+        assert text(await going_on.rest()) == MODEL.generate(PROMPT, 50)
+
+
+@on_virtual_time
+async def test_beyond_its_wasted_drafts_a_keys_drafts_are_not_judged() -> None:
+    async with serving() as world:
+        account = Account(Quota(wasted_drafts_per_minute=5), asyncio.get_running_loop().time())
+        client = Client(world, opening(stop=most(200)), account=account)
+        assert isinstance(await client.read(), Opened)
+        for epoch in range(6):
+            at = len(PROMPT) + epoch
+            wrong = MODEL.generate([*PROMPT, *MODEL.generate(PROMPT, epoch)], 1)[0] % 49 + 1
+            client.send(Draft(base=at, epoch=epoch, tokens=(wrong,) * 3))
+            assert isinstance(await client.read(), Verdict)
+        await world.settle()
+        [session] = world.engine.active.values()
+        assert session.drafted == 6  # two rounds of three
+        await client.leave()
 
 
 @on_virtual_time
