@@ -33,7 +33,8 @@ class Channel:
         self.engines: DraftwireError | None = None  # the engine's word on why the stream ended
         self._longest = longest
         self._slots = asyncio.Semaphore(UNREAD_FRAMES)
-        self._pace = Pace(bounds, clock())
+        self._pace = Pace(bounds.frames_at_once, bounds.frames_per_s, clock())
+        self._per_verdict = bounds.frames_per_verdict
         self._verdict = asyncio.Event()
         self._clock = clock
         self._account = account
@@ -71,7 +72,7 @@ class Channel:
     def put(self, item: ServerFrame | DraftwireError | None) -> bool:
         """Queue something for the client; False if it has fallen too far behind."""
         if isinstance(item, Verdict):
-            self._pace.verdict()
+            self._pace.allow(self._per_verdict)
             self._verdict.set()
         if self.out.qsize() < self._longest:
             self.out.put_nowait(item)

@@ -27,6 +27,11 @@ class Gate:
     def __init__(self, keys: Keys | None = None) -> None:
         self._keys = keys
 
+    @property
+    def asks(self) -> bool:
+        """Whether a key is asked for."""
+        return self._keys is not None
+
     def admit(
         self, metadata: Iterable[tuple[str, str | bytes]], peer: Mapping[str, Iterable[bytes]]
     ) -> Caller:

@@ -1,8 +1,14 @@
-"""How fast a stream's frames are taken, and how long it may put off its first."""
+"""How fast things are taken from a peer: frames of a stream, calls of a connection."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+
+MOST_PEERS = 4096
+"""Connections whose pace is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,37 +24,59 @@ class StreamBounds:
     """
 
     open_within_s: float = 10.0
-    max_unopened: int = 256
+    max_unopened: int = 1024
     frames_at_once: int = 64
     frames_per_s: float = 20.0
     frames_per_verdict: int = 32
 
 
 class Pace:
-    """Frames that one stream may still send. Times are seconds, passed in."""
+    """Lets some through at once, then so many a second. Times are seconds, passed in."""
 
-    __slots__ = ("_at", "_bounds", "_left")
+    __slots__ = ("_at", "_at_once", "_left", "_per_s")
 
-    def __init__(self, bounds: StreamBounds, now: float) -> None:
-        self._bounds = bounds
-        self._left = float(bounds.frames_at_once)
+    def __init__(self, at_once: int, per_s: float, now: float) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
+        self._left = float(at_once)
         self._at = now
 
     def wait_s(self, now: float) -> float:
-        """Seconds until another frame may be taken; 0 if one may be."""
-        self._add((now - self._at) * self._bounds.frames_per_s)
+        """Seconds until another may pass; 0 if one may."""
+        self.allow((now - self._at) * self._per_s)
         self._at = now
         missing = 1 - self._left
         # What is missing by rounding only would be waited for in steps too small for a clock.
-        return missing / self._bounds.frames_per_s if missing > 1e-6 else 0.0
+        return missing / self._per_s if missing > 1e-6 else 0.0
 
     def take(self) -> None:
-        """Count a frame."""
+        """One passes. If it need not have, those after it wait the longer."""
         self._left -= 1
 
-    def verdict(self) -> None:
-        """A verdict went out: its device has something to answer."""
-        self._add(self._bounds.frames_per_verdict)
+    def allow(self, more: float) -> None:
+        """Let more through, up to as many as at first."""
+        self._left = min(self._at_once, self._left + more)
 
-    def _add(self, frames: float) -> None:
-        self._left = min(self._bounds.frames_at_once, self._left + frames)
+
+class PeerPace:
+    """Holds every connection to a pace of its own, so that none is slowed by another's haste."""
+
+    def __init__(self, at_once: int, per_s: float, clock: Callable[[], float]) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
+        self._clock = clock
+        self._peers: OrderedDict[str, Pace] = OrderedDict()  # longest without a call first
+
+    async def turn(self, peer: str) -> None:
+        """Wait until this peer may make another call."""
+        now = self._clock()
+        pace = self._peers.get(peer)
+        if pace is None:
+            pace = self._peers[peer] = Pace(self._at_once, self._per_s, now)
+            if len(self._peers) > MOST_PEERS:
+                self._peers.popitem(last=False)
+        self._peers.move_to_end(peer)
+        wait_s = pace.wait_s(now)
+        pace.take()  # before waiting: those that come meanwhile queue behind
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

@@ -168,9 +168,12 @@ def _connections(most: int, sessions: int) -> ConnectionBounds:
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    each = max(256, 2 * sessions)
     return ConnectionBounds(
-        max_connections=most, streams_each=each, max_calls=max(2048, 4 * sessions)
+        max_connections=most,
+        streams_each=2 * sessions,
+        max_calls=max(8192, 4 * sessions),
+        calls_at_once=2 * sessions,
+        calls_per_s=max(8.0, sessions / 2),
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.auth import Keys
 from cloud_verifier.engine import Engine
 from cloud_verifier.gate import Caller, Gate
+from cloud_verifier.pace import PeerPace
 from cloud_verifier.service import VerifierService
 from cloud_verifier.tls import TlsFiles, server_credentials
 from cloud_verifier.tracing import traced
@@ -52,18 +54,21 @@ class ConnectionBounds:
     """Bounds on what is connected, whether it is let in or not.
 
     At most `max_connections` at once, each with up to `streams_each` streams, and `max_calls` in
-    all. One that has not said in `greet_within_s` seconds that it speaks HTTP/2 is closed, as is
-    one without a stream for `idle_s`.
+    all. A connection may make `calls_at_once` calls, then `calls_per_s`; more wait. One that has
+    not said in `greet_within_s` seconds that it speaks HTTP/2 is closed, as is one without a
+    stream for `idle_s`.
     """
 
     max_connections: int = 512
-    streams_each: int = 256
-    max_calls: int = 2048
+    streams_each: int = 128
+    max_calls: int = 8192
+    calls_at_once: int = 128
+    calls_per_s: float = 32.0
     greet_within_s: float = 10.0
     idle_s: float = 300.0
 
     def options(self) -> list[tuple[str, int]]:
-        """What gRPC calls them, but for `max_calls`."""
+        """Those that gRPC holds, by its names."""
         return [
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_concurrent_streams", self.streams_each),
@@ -76,10 +81,11 @@ class VerifierServicer(rpc.VerifierServicer):
     """Messages in, messages out; all else is the service's."""
 
     def __init__(
-        self, service: VerifierService, gate: Gate | None = None, tracer: Tracer | None = None
+        self, service: VerifierService, gate: Gate, pace: PeerPace, tracer: Tracer | None = None
     ) -> None:
         self._service = service
-        self._gate = gate or Gate()
+        self._gate = gate
+        self._pace = pace
         self._observer = service.engine.observer
         self._tracer = tracer
 
@@ -122,6 +128,7 @@ class VerifierServicer(rpc.VerifierServicer):
 
     async def _admit(self, context: Context) -> Caller:
         """Who calls. Nothing is done for whom the gate does not know."""
+        await self._pace.turn(context.peer())
         try:
             return self._gate.admit(context.invocation_metadata() or (), context.auth_context())
         except Unauthenticated as error:
@@ -148,6 +155,24 @@ async def _abort(context: Context, error: DraftwireError) -> NoReturn:
     await context.abort(
         getattr(grpc.StatusCode, error.status), error.message, trailing_metadata=metadata
     )
+
+
+class PacedHealth(health.aio.HealthServicer):
+    """Health for whoever may connect, at a pace."""
+
+    def __init__(self, pace: PeerPace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    async def Check(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Whether it is serving."""
+        await self._pace.turn(context.peer())
+        return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Context) -> None:  # noqa: N802
+        """Whether it is serving, now and whenever that changes."""
+        await self._pace.turn(context.peer())
+        await super().Watch(request, context)
 
 
 class VerifierServer:
@@ -180,17 +205,19 @@ class VerifierServer:
     async def start(self) -> None:
         """Listen and serve. Raises `InvalidRequest` if the address can't be had."""
         self._service = VerifierService(self.engine)
-        self._health = health.aio.HealthServicer()
+        bounds = self._connections
+        pace = PeerPace(bounds.calls_at_once, bounds.calls_per_s, time.monotonic)
+        self._health = PacedHealth(pace)
         self._server = grpc.aio.server(
-            options=[*_OPTIONS, *self._connections.options()],
-            maximum_concurrent_rpcs=self._connections.max_calls,
+            options=[*_OPTIONS, *bounds.options()], maximum_concurrent_rpcs=bounds.max_calls
         )
         rpc.add_VerifierServicer_to_server(
-            VerifierServicer(self._service, self._gate, self._tracer), self._server
+            VerifierServicer(self._service, self._gate, pace, self._tracer), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        if not self._gate.asks:
+            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         host, _, _ = self.address.rpartition(":")
         try:
             if self._tls is None:
