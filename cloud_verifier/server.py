@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -25,6 +25,7 @@ from cloud_verifier.service import VerifierService
 from cloud_verifier.tls import TlsFiles, server_credentials
 from cloud_verifier.tracing import traced
 from draftwire import codec
+from draftwire.credentials import check_padding
 from draftwire.errors import DraftwireError, InvalidRequest, ModelNotFound, Unauthenticated
 from draftwire.types import MAX_FRAME_BYTES, ClientFrame
 from draftwire.v1 import verifier_pb2 as pb
@@ -94,17 +95,22 @@ class VerifierServicer(rpc.VerifierServicer):
     ) -> AsyncIterator[pb.ServerFrame]:
         """One generation."""
         caller = await self._admit(context)
+        metadata = tuple(context.invocation_metadata() or ())
+        try:
+            padding = _padding(metadata)
+        except InvalidRequest as error:
+            await self._refuse(context, error)
         frames = self._frames(request_iterator, caller)
         decode = functools.partial(self._service.decode, owner=caller.owner, account=caller.account)
         if self._tracer is None:
             answers = decode(frames)
         else:
-            metadata = context.invocation_metadata() or ()
             answers = traced(decode, frames, self._tracer, metadata)
         try:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     message = codec.encode_server(answer)
+                    codec.pad(message, padding)
                     self._observer.sent(message.WhichOneof("frame") or "", message.ByteSize())
                     yield message
         except DraftwireError as error:
@@ -117,7 +123,7 @@ class VerifierServicer(rpc.VerifierServicer):
         await self._admit(context)
         card = self._service.engine.card
         if request.model not in ("", card.target.model):
-            await _abort(
+            await self._refuse(
                 context,
                 ModelNotFound(
                     f"model {request.model!r} is not served here",
@@ -132,10 +138,16 @@ class VerifierServicer(rpc.VerifierServicer):
         try:
             return self._gate.admit(context.invocation_metadata() or (), context.auth_context())
         except Unauthenticated as error:
-            self._observer.refused(error.code)
-            # Of the key nothing is logged: a wrong one may be a right one with a slip in it.
-            logger.warning("refused %s", context.peer(), extra={"code": error.code})
-            await _abort(context, error)
+            await self._refuse(context, error)
+
+    async def _refuse(self, context: Context, error: DraftwireError) -> NoReturn:
+        """Refuse a call that the service has not heard of.
+
+        Of what was sent nothing is logged: a wrong key may be a right one with a slip in it.
+        """
+        self._observer.refused(error.code)
+        logger.warning("refused %s", context.peer(), extra={"code": error.code})
+        await _abort(context, error)
 
     async def _frames(
         self, messages: AsyncIterator[pb.ClientFrame], caller: Caller
@@ -144,6 +156,20 @@ class VerifierServicer(rpc.VerifierServicer):
             self._gate.recheck(caller)
             self._observer.received(message.WhichOneof("frame") or "", message.ByteSize())
             yield codec.decode_client(message)
+
+
+def _padding(metadata: Sequence[tuple[str, str | bytes]]) -> int:
+    """The multiple of bytes that frames are to be padded to; 0 if the client doesn't say.
+
+    Raises `InvalidRequest` for one that is none.
+    """
+    asked = dict(metadata).get("draftwire-padding", "0")
+    try:
+        multiple = int(asked)
+    except ValueError:
+        raise InvalidRequest(f"draftwire-padding is {asked!r}, which is no number") from None
+    check_padding(multiple)
+    return multiple
 
 
 async def _abort(context: Context, error: DraftwireError) -> NoReturn:

@@ -154,7 +154,7 @@ class GrpcTransport:
         metadata = (*_trace_context(), *self._credentials.metadata)
         call = self._stub().Decode(metadata=metadata)
         try:
-            yield _GrpcLink(call, count, self._error)
+            yield _GrpcLink(call, count, self._credentials.padding, self._error)
         finally:
             call.cancel()
 
@@ -195,10 +195,12 @@ class _GrpcLink:
         self,
         call: Any,
         count: WireBytes,
+        padding: int,
         translate: Callable[[grpc.aio.AioRpcError], DraftwireError],
     ) -> None:
         self._call = call
         self._count = count
+        self._padding = padding
         self._translate = translate
         # Unlike `call.read()`, it still gives what came before the end when a frame could not be
         # sent because of it.
@@ -208,6 +210,7 @@ class _GrpcLink:
 
     async def send(self, frame: ClientFrame) -> None:
         message = codec.encode_client(frame)
+        codec.pad(message, self._padding)
         size = message.ByteSize()
         if size > MAX_FRAME_BYTES:
             raise PromptTooLong(

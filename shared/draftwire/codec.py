@@ -7,6 +7,7 @@ A message that breaks a rule raises `ProtocolViolation` (no frame, unknown kind)
 
 from __future__ import annotations
 
+import itertools
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -52,6 +53,19 @@ def pack_server(frame: t.ServerFrame) -> bytes:
 def unpack_server(data: bytes) -> t.ServerFrame:
     """The verifier's frame of its bytes."""
     return decode_server(_parse(pb.ServerFrame, data))
+
+
+def pad(message: pb.ClientFrame | pb.ServerFrame, multiple: int) -> None:
+    """Make a frame's length a multiple of that many bytes; 0 leaves it as it is."""
+    missing = -message.ByteSize() % multiple if multiple else 0
+    if not missing:
+        return
+    for total in itertools.count(missing, multiple):
+        for header in (2, 3):  # the field's tag and its length, one byte of length up to 127
+            length = total - header
+            if length > 0 and (length < 128) == (header == 2):
+                message.padding = bytes(length)
+                return
 
 
 def _parse(kind: type[M], data: bytes) -> M:

@@ -67,6 +67,13 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
         help=f"file that holds the API key (default: the variable {API_KEY_VARIABLE})",
     )
     group.add_argument(
+        "--padding",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="make frames of both sides multiples of this long, to hide how many tokens they hold",
+    )
+    group.add_argument(
         "--insecure", action="store_true", help="plaintext, the API key too, even across a network"
     )
 
@@ -91,4 +98,5 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         key=arguments.key,
         api_key=api_key.strip(),
         insecure=arguments.insecure,
+        padding=arguments.padding,
     )

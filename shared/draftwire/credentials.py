@@ -16,7 +16,9 @@ class Credentials:
     `ca` is a PEM file of the authorities it trusts, in place of the usual ones; `certificate` and
     `key` are PEM files of its own, for mutual TLS; `api_key` says whose sessions these are.
     Connections that leave the machine use TLS, and so does any for which a file is given; with
-    `insecure` none does. Raises `InvalidRequest` where these contradict each other.
+    `insecure` none does. With `padding`, 16 to 4096, frames of both sides are made multiples of
+    that many bytes long, so that TLS shows less of how many tokens they hold. Raises
+    `InvalidRequest` where these contradict each other.
     """
 
     ca: str | Path | None = None
@@ -24,6 +26,7 @@ class Credentials:
     key: str | Path | None = None
     api_key: str = field(default="", repr=False)
     insecure: bool = False
+    padding: int = 0
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -37,6 +40,7 @@ class Credentials:
             )
         if not (self.api_key.isascii() and self.api_key.isprintable()) or " " in self.api_key:
             raise InvalidRequest("the API key holds characters that none has")
+        check_padding(self.padding)
 
     def secures(self, address: str) -> bool:
         """Whether a connection to `address` uses TLS."""
@@ -49,7 +53,17 @@ class Credentials:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Headers of every call."""
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+        key = (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+        padding = (("draftwire-padding", str(self.padding)),) if self.padding else ()
+        return key + padding
+
+
+def check_padding(multiple: int) -> None:
+    """Raise `InvalidRequest` for a multiple that no frame is padded to."""
+    if multiple and not 16 <= multiple <= 4096:
+        raise InvalidRequest(
+            f"frames can't be padded to {multiple} bytes", remedy="give 0 or 16 to 4096"
+        )
 
 
 def tls_failure(address: str, details: str) -> LinkNotSecure | None:

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from table_client import MODEL, Words, on_a_loop
 
@@ -37,6 +39,7 @@ from draftwire.errors import (
     Unauthenticated,
 )
 from draftwire.types import Draft, History, ModelCard, Open, Opened, ServingLimits
+from draftwire.v1 import verifier_pb2_grpc as rpc
 from edge_client import AsyncEdgeClient, RetryPolicy
 from edge_client.drafters.table import TableDrafter
 from edge_client.transport import GrpcTransport, Link, WireBytes
@@ -316,6 +319,31 @@ def test_credentials_that_contradict_each_other_are_refused() -> None:
 
 def test_credentials_do_not_show_the_key() -> None:
     assert "secret" not in repr(Credentials(api_key="secret"))
+
+
+@on_a_loop
+async def test_padding_makes_all_frames_of_a_stream_one_length_or_its_multiple() -> None:
+    async with serving() as verifier:
+        async with client(verifier.address, Credentials(padding=512)) as made:
+            stream = made.generate(list(PROMPT), max_tokens=40, ignore_eos=True)
+            assert [int(word) for word in (await stream.read()).split()] == MODEL.generate(
+                PROMPT, 40
+            )
+        sizes = verifier.tally.up_bytes + verifier.tally.down_bytes
+        assert sizes["draft"] > 0
+        assert [size % 512 for size in sizes.values()] == [0] * len(sizes)
+
+
+@pytest.mark.parametrize("asked", ["15", "4097", "-16", "many", ""])
+@on_a_loop
+async def test_padding_that_makes_no_sense_is_refused(asked: str) -> None:
+    async with serving() as verifier, grpc.aio.insecure_channel(verifier.address) as channel:
+        call = rpc.VerifierStub(channel).Decode(metadata=(("draftwire-padding", asked),))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(await call.trailing_metadata())["draftwire-code"] == "INVALID_REQUEST"
+        assert verifier.errors == {"INVALID_REQUEST": 1}
+    with pytest.raises(InvalidRequest):
+        Credentials(padding=15)
 
 
 # ------------------------------------------------------------------ API keys

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from draftwire.codec import (
     decode_card,
     encode_card,
+    encode_client,
     pack_client,
     pack_server,
+    pad,
     unpack_client,
     unpack_server,
 )
@@ -46,6 +48,29 @@ from draftwire.types import (
     VerifyMode,
 )
 from draftwire.v1 import verifier_pb2 as pb
+
+# ------------------------------------------------------------------ padding
+
+
+@pytest.mark.parametrize("multiple", [16, 100, 128, 4096])
+def test_a_padded_frame_is_as_long_as_asked_and_means_the_same(multiple: int) -> None:
+    for count in range(300):
+        frame = Draft(base=1, epoch=0, tokens=(7,) * count, credit=1)
+        message = encode_client(frame)
+        bare = message.ByteSize()
+        pad(message, multiple)
+        data = message.SerializeToString()
+        assert len(data) % multiple == 0
+        assert len(data) < bare + 3 * multiple
+        assert unpack_client(data) == frame
+
+
+def test_without_padding_nothing_is_added() -> None:
+    message = encode_client(Draft(base=1, epoch=0))
+    bare = message.SerializeToString()
+    pad(message, 0)
+    assert message.SerializeToString() == bare
+
 
 # ------------------------------------------------------------------ every frame there can be
 

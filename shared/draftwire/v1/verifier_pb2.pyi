@@ -88,6 +88,11 @@ class ClientFrame(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Means nothing, and is ignored: makes a frame's length a multiple of what the client asked
+    for in the header `draftwire-padding`.
+    """
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
@@ -100,10 +105,11 @@ class ClientFrame(_message.Message):
         open: Global___Open | None = ...,
         draft: Global___Draft | None = ...,
         cancel: Global___Cancel | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "frame", b"frame", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "frame", b"frame", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "frame", b"frame", "open", b"open", "padding", b"padding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "draft", "cancel"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
@@ -510,6 +516,11 @@ class ServerFrame(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Means nothing, and is ignored: makes a frame's length a multiple of what the client asked
+    for in the header `draftwire-padding`.
+    """
     @_builtins.property
     def opened(self) -> Global___Opened: ...
     @_builtins.property
@@ -522,10 +533,11 @@ class ServerFrame(_message.Message):
         opened: Global___Opened | None = ...,
         verdict: Global___Verdict | None = ...,
         finished: Global___Finished | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "opened", b"opened", "padding", b"padding", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "verdict", "finished"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
