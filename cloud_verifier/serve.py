@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloud_verifier.auth import Keys
+from cloud_verifier.connections import ConnectionBounds
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
-from cloud_verifier.server import ConnectionBounds, VerifierServer
+from cloud_verifier.server import VerifierServer
 from cloud_verifier.target import TargetModel
 from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
@@ -170,10 +171,10 @@ def _connections(most: int, sessions: int) -> ConnectionBounds:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return ConnectionBounds(
         max_connections=most,
-        streams_each=2 * sessions,
+        streams_each=max(128, 2 * sessions),
         max_calls=max(8192, 4 * sessions),
-        calls_at_once=2 * sessions,
-        calls_per_s=max(8.0, sessions / 2),
+        calls_at_once=max(128, 2 * sessions),
+        calls_per_s=max(32.0, sessions / 2),
     )
 
 

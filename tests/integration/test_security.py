@@ -22,8 +22,9 @@ from table_client import MODEL, Words, on_a_loop
 
 from cloud_verifier import certificates, watched
 from cloud_verifier.auth import Keys, new_key
+from cloud_verifier.connections import ConnectionBounds
 from cloud_verifier.engine import Engine, EngineConfig
-from cloud_verifier.server import ConnectionBounds, VerifierServer
+from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.tally import Tally
 from cloud_verifier.tls import TlsFiles
