@@ -113,7 +113,10 @@ def _drafter(text: str) -> str:
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument(
-        "--verifier", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where the verifier is"
+        "--verifier",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT[,…]",
+        help="where the verifier is; several: the next when one fails",
     )
     group.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
     group.add_argument(

@@ -19,12 +19,13 @@ from draftwire.errors import InvalidRequest
 from draftwire.types import ModelCard, SamplingParams, StopRules
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
+from edge_client.failover import transport_to
 from edge_client.plan import Controller, FixedController, Plan
 from edge_client.results import Delta, Summary, Token, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.text import TextStream
-from edge_client.transport import GrpcTransport, Transport
+from edge_client.transport import Transport
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -140,8 +141,9 @@ class AsyncStream:
 class AsyncEdgeClient:
     """Generates text with a draft model on this device and a verifier at the other end.
 
-    `verifier` is `HOST:PORT`, or a transport; `credentials` are for the former. Without any, no API
-    key is sent, and verifiers elsewhere are reached by TLS and known by the usual authorities.
+    `verifier` is `HOST:PORT`, several of them separated by commas and used in that order as one
+    after the other fails, or a transport; `credentials` are for addresses. Without any, no API key
+    is sent, and verifiers elsewhere are reached by TLS and known by the usual authorities.
     `drafters` may be none (the cloud decodes alone), one, or several for as many generations at
     once; a generation waits for a free one. Belongs to the event loop it is first used on. Close
     it, or use it as a context manager.
@@ -158,7 +160,7 @@ class AsyncEdgeClient:
     ) -> None:
         self.tokenizer = tokenizer
         if isinstance(verifier, str):
-            verifier = GrpcTransport(verifier, credentials)
+            verifier = transport_to(verifier, credentials)
         self._transport = verifier
         self._drafters = tuple(drafters)
         self._free: asyncio.Queue[Drafter] = asyncio.Queue()

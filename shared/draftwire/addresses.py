@@ -16,7 +16,8 @@ def split_address(address: str, *, lowest_port: int = 1) -> tuple[str, int]:
     Raises `InvalidRequest` for an address of another form.
     """
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and lowest_port <= int(port) < 2**16):
+    odd = any(letter.isspace() or letter == "," for letter in host)
+    if not host or odd or not port.isdecimal() or not lowest_port <= int(port) < 2**16:
         raise InvalidRequest(f"{address!r} is no address", remedy="give HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

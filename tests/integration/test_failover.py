@@ -1,0 +1,101 @@
+"""Several verifiers of one model: the text goes on at the next when one goes away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from table_client import MODEL, Words, on_a_loop
+
+from cloud_verifier.engine import Engine
+from cloud_verifier.server import VerifierServer
+from cloud_verifier.table_target import TableTarget
+from draftwire.errors import InvalidRequest, LinkLost
+from draftwire.types import ServingLimits
+from edge_client import AsyncEdgeClient, RetryPolicy
+from edge_client.drafters.table import TableDrafter
+from edge_client.failover import FailoverTransport, transport_to
+from edge_client.transport import GrpcTransport, Transport
+
+PROMPT = [5, 6, 7]
+QUICK = RetryPolicy(first_wait_s=0.01, longest_wait_s=0.02, give_up_after_s=5.0)
+
+
+def verifier(listen: str = "127.0.0.1:0") -> VerifierServer:
+    target = TableTarget(MODEL, limits=ServingLimits(max_context=2048), num_blocks=256)
+    return VerifierServer(Engine(target), listen, grace_s=0.0)
+
+
+@contextlib.asynccontextmanager
+async def client(transport: Transport | str) -> AsyncIterator[AsyncEdgeClient]:
+    drafters = [TableDrafter(MODEL.perturbed(0.3, seed=1))]
+    async with AsyncEdgeClient(transport, Words(), drafters, retry=QUICK) as made:
+        yield made
+
+
+async def say(made: AsyncEdgeClient, count: int = 20) -> list[int]:
+    stream = made.generate(PROMPT, max_tokens=count, ignore_eos=True)
+    return [int(word) for word in (await stream.read()).split()]
+
+
+@on_a_loop
+async def test_a_text_goes_on_at_the_next_verifier() -> None:
+    first = verifier()
+    await first.start()
+    async with verifier() as second, client(f"{first.address}, {second.address}") as made:
+        stream = made.generate(PROMPT, max_tokens=400, ignore_eos=True)
+        text: list[int] = []
+        async for delta in stream:
+            text += [token.id for token in delta.tokens]
+            if len(text) > 100 and not first.engine.draining:
+                assert not second.engine.idle
+                await first.stop()
+        assert text == MODEL.generate(PROMPT, 400)
+        assert second.engine.idle
+
+
+@on_a_loop
+async def test_the_first_that_can_be_reached_is_asked() -> None:
+    async with verifier() as only, client(f"127.0.0.1:1,{only.address}") as made:
+        assert (await made.card()).target.model == "table"
+        assert await say(made) == MODEL.generate(PROMPT, 20)
+
+
+@on_a_loop
+async def test_the_preferred_one_is_used_again_when_it_answers() -> None:
+    at = 0.0
+    async with verifier() as second:
+        first = verifier()
+        await first.start()
+        transports = [GrpcTransport(first.address), GrpcTransport(second.address)]
+        failover = FailoverTransport(transports, retry_after_s=10.0, clock=lambda: at)
+        async with client(failover) as made:
+            assert await say(made)
+            await first.stop()
+            assert await say(made) == MODEL.generate(PROMPT, 20)
+            again = verifier(first.address)
+            await again.start()
+            assert await say(made)  # left alone for ten seconds
+            assert not again.engine.idle
+            at = 10.0
+            for _ in range(100):  # the connection itself waits a little before it tries again
+                await say(made)
+                if again.engine.idle:
+                    break
+                at += 10.0
+            assert again.engine.idle
+            await again.stop()
+
+
+@on_a_loop
+async def test_when_none_can_be_reached_the_error_says_so() -> None:
+    async with client("127.0.0.1:1,127.0.0.1:2") as made:
+        with pytest.raises(LinkLost, match=r"127\.0\.0\.1:2 can't be reached"):
+            await made.card()
+
+
+@pytest.mark.parametrize("addresses", ["", ",", "127.0.0.1:7433,", "127.0.0.1:7433 b:1"])
+def test_addresses_that_are_none_are_refused(addresses: str) -> None:
+    with pytest.raises(InvalidRequest, match="no address"):
+        transport_to(addresses)
