@@ -130,13 +130,19 @@ def connection_opener(prey: Prey) -> None:
                 held -= 1
 
 
+def nobody() -> None:
+    """Computes, and leaves the verifier alone: beside an idle core another wakes more slowly."""
+    while True:
+        pass
+
+
 ATTACKS: dict[str, tuple[Callable[[Prey], Coroutine[Any, Any, None]], int]] = {
     "slow reader": (slow_reader, 16),
     "silent opener": (silent_opener, 8),
     "frame flood": (frame_flood, 8),
     "refused opener": (refused_opener, 8),
 }
-"""What each does, and how many do it at once. Beside them there is "connection opener"."""
+"""What each does, and how many do it at once. Beside them: "connection opener" and "nobody"."""
 
 
 async def attack(name: str, prey: Prey) -> None:
@@ -158,6 +164,8 @@ def main() -> None:
     name, address, fingerprint = sys.argv[1:]
     prey = Prey(address, bytes.fromhex(fingerprint))
     print("begun", flush=True)
+    if name == "nobody":
+        nobody()
     if name == "connection opener":
         connection_opener(prey)
     asyncio.run(attack(name, prey))

@@ -120,10 +120,11 @@ class Keys:
 
     def account(self, key: Key) -> Account:
         """What the name that `key` bears has in use."""
-        now = self._clock()
-        account = self._accounts.setdefault(key.name, Account(key.quota, now))
-        if account.quota != key.quota:
-            account.renew(key.quota, now)
+        account = self._accounts.get(key.name)
+        if account is None:
+            account = self._accounts[key.name] = Account(key.quota, self._clock())
+        elif account.quota != key.quota:
+            account.renew(key.quota, self._clock())
         return account
 
     def _check_expiry(self, key: Key) -> None:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    # What a stream sends beyond its pace is held by gRPC, where a small frame takes many times its
+    # size: no more of it than 64 KiB, however much the network could bring.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
     # Devices ping to keep mobile networks from dropping an idle connection; see the client.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

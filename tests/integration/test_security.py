@@ -28,6 +28,7 @@ from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.tally import Tally
 from cloud_verifier.tls import TlsFiles
+from draftwire import codec
 from draftwire.addresses import split_address
 from draftwire.credentials import Credentials
 from draftwire.errors import (
@@ -495,6 +496,24 @@ async def test_beyond_the_most_connections_others_are_closed_and_those_there_are
         assert len((await stream.read()).split()) == 20
         for _, writer in opened:
             writer.close()
+
+
+@on_a_loop
+async def test_a_flood_is_held_back_at_its_sender() -> None:
+    """Frames that wait for their turn must not pile up in the verifier's memory."""
+    async with serving() as verifier, grpc.aio.insecure_channel(verifier.address) as channel:
+        call = rpc.VerifierStub(channel).Decode()
+        await call.write(codec.encode_client(opening()))
+        nothing = codec.encode_client(Draft(base=len(PROMPT), epoch=0))
+        codec.pad(nothing, 1024)
+        written = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5):
+                while written < 1000:
+                    await call.write(nothing)
+                    written += 1
+        assert 64 <= written < 1000
+        call.cancel()
 
 
 # ------------------------------------------------------------------ the commands
