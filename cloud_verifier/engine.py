@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cloud_verifier.admission import check_draft, check_fits, check_open, full, overdue
+from cloud_verifier.hint import LoadHint
 from cloud_verifier.kv_cache import BlockPool
 from cloud_verifier.memory import Memory
 from cloud_verifier.observer import Observer, report
@@ -100,6 +101,7 @@ class Engine:
         self._memory = Memory(
             self.pool, self.active, hold_s=self.config.kv_hold_s, preempted=self._preempted
         )
+        self.hint = LoadHint(self.config.max_batch_tokens, self.card.limits.max_rows - 1)
         self._chunk = ChunkSize(largest=self.config.max_batch_tokens // 2)  # rounds get the rest
         self._clock = clock
         self._departures: list[Departure] = []
@@ -161,7 +163,8 @@ class Engine:
                     raise ProtocolViolation("a frame came before open", remedy="send open first")
                 case Draft():
                     check_draft(frame, self.card)
-                    waiting = session.ready
+                    waiting, session.heard_at = session.ready, arrival.at
+                    session.frames += 1
                     if stale := session.draft(frame):
                         self.observer.stale(stale)
                     if not waiting:
@@ -289,6 +292,7 @@ class Engine:
         prompts = sum(share.owed for share in shares if share.prompt)
         self._chunk.ran(prompts, ended - started)
         self.observer.passed(ended - started, tokens, len(shares))
+        self.hint.ran(tokens, len(shares), ended - started)
         for share, judgement in zip(shares, judgements, strict=True):
             session = share.session
             session.queued_at = session.served_at = ended
@@ -296,13 +300,18 @@ class Engine:
                 session.kv.length += share.owed
                 self.pool.publish(session.kv, session.tokens)
                 continue
+            news = session.frames > session.frames_told
             timing = Timing(
                 queue_us=max(0, round((started - session.waiting_since) * 1e6)),
                 pass_us=round((ended - started) * 1e6),
                 pass_rows=tokens,
+                frames=session.frames if news else 0,
+                heard_us=max(0, round((started - session.heard_at) * 1e6)) if news else 0,
             )
+            session.frames_told = session.frames
             session.waiting_since = ended
-            frames = session.commit(share.drafts, judgement, timing)
+            self.hint.judged(share.drafts, judgement.accepted)
+            frames = session.commit(share.drafts, judgement, timing, self.hint.current)
             self.pool.publish(session.kv, session.tokens)
             self._tell(session, frames, drafts=share.drafts)
 

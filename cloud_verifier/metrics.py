@@ -123,6 +123,12 @@ def _gauges(engine: Engine, model: str) -> Iterator[Metric]:
             "Share of KV blocks held by sessions; 1 is all.",
             engine.pool.held / engine.pool.num_blocks,
         ),
+        ("load_percent", "Share of the passes' budget in use.", engine.hint.current.load_percent),
+        (
+            "suggested_draft_tokens",
+            "Drafts a round that serve all sessions best; 0 while unknown.",
+            engine.hint.current.suggested_k,
+        ),
     ):
         gauge = GaugeMetricFamily(PREFIX + name, about, labels=["model_name"])
         gauge.add_metric([model], value)

@@ -16,6 +16,7 @@ from draftwire.types import (
     Draft,
     Finished,
     FinishReason,
+    Hint,
     History,
     ModelCard,
     Open,
@@ -32,6 +33,7 @@ from draftwire.types import (
 )
 
 NO_EPOCH = -1
+_NO_HINT = Hint()
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,9 @@ class Session:
         self.anchor = len(self.tokens)
         self.epoch = 0
         self.dead_epoch = NO_EPOCH
+        self.frames = self.frames_told = 0  # drafts that came on this stream
+        self.heard_at = 0.0
+        self.hinted = _NO_HINT
 
     # ---------------------------------------------------------------- opening (rules 3–6)
 
@@ -226,8 +231,13 @@ class Session:
         """Tokens that may still be committed, ≥ 1 while unfinished."""
         return self.reach - len(self.tokens)
 
-    def commit(self, judged: int, judgement: Judgement, timing: Timing) -> list[ServerFrame]:
-        """Take in the judgement of the first `judged` pending drafts (0: a token of its own)."""
+    def commit(
+        self, judged: int, judgement: Judgement, timing: Timing, hint: Hint = _NO_HINT
+    ) -> list[ServerFrame]:
+        """Take in the judgement of the first `judged` pending drafts (0: a token of its own).
+
+        The verdict passes on the `hint` unless this stream was told the same before.
+        """
         base, waiting, held = len(self.tokens), len(self.pending), 0
         drafts = self.pending[:judged]
         out = drafts[: judgement.accepted]
@@ -247,8 +257,15 @@ class Session:
             held = self._reconcile(out, accepted)
             self.allowance.learn(held)
         frames: list[ServerFrame] = [
-            Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
+            Verdict(
+                base=base,
+                accepted=accepted,
+                next=tuple(out[accepted:]),
+                timing=timing,
+                hint=hint if hint != self.hinted else None,
+            )
         ]
+        self.hinted = hint
         if reason is not None:
             frames.append(self._finish(reason))
         self.dropped = waiting - len(self.pending) - max(judged, held)

@@ -294,6 +294,8 @@ def _encode_verdict(frame: t.Verdict) -> pb.Verdict:
         message.timing.queue_us = timing.queue_us
         message.timing.pass_us = timing.pass_us
         message.timing.pass_rows = timing.pass_rows
+        message.timing.frames = timing.frames
+        message.timing.heard_us = timing.heard_us
     if frame.hint is not None:
         message.hint.suggested_k = frame.hint.suggested_k
         message.hint.load_percent = frame.hint.load_percent
@@ -307,7 +309,11 @@ def _decode_verdict(message: pb.Verdict) -> t.Verdict:
         accepted=message.accepted,
         next=tuple(message.next),
         timing=t.Timing(
-            queue_us=timing.queue_us, pass_us=timing.pass_us, pass_rows=timing.pass_rows
+            queue_us=timing.queue_us,
+            pass_us=timing.pass_us,
+            pass_rows=timing.pass_rows,
+            frames=timing.frames,
+            heard_us=timing.heard_us,
         ),
         hint=t.Hint(suggested_k=hint.suggested_k, load_percent=hint.load_percent)
         if message.HasField("hint")

@@ -323,11 +323,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Where a verdict's time went, µs, and how many rows its pass had over all sessions."""
+    """Where a verdict's time went, µs, and how many rows its pass had over all sessions.
+
+    `frames` drafts of the stream had come before the pass, the last of them `heard_us` before it;
+    both are 0 unless some came since the last verdict.
+    """
 
     queue_us: int = 0
     pass_us: int = 0
     pass_rows: int = 0
+    frames: int = 0
+    heard_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

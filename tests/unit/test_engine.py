@@ -141,7 +141,21 @@ def test_timing_tells_the_wait_from_the_pass() -> None:
     verifier.now = 0.25
     verifier.step()
     (verdict,) = verifier.verdicts(stream)
-    assert verdict.timing == Timing(queue_us=250_000, pass_us=0, pass_rows=3)
+    timing = Timing(queue_us=250_000, pass_us=0, pass_rows=3, frames=1, heard_us=250_000)
+    assert verdict.timing == timing
+
+
+def test_a_verdict_says_which_frame_it_heard_last_and_when_but_once() -> None:
+    verifier = Verifier(fixed_s=0.1)
+    stream = verifier.begin(opening(), go())
+    verifier.step()
+    verifier.send(stream, go())
+    verifier.now += 0.05
+    verifier.step()
+    verifier.step()
+    timings = [verdict.timing for verdict in verifier.verdicts(stream)]
+    assert [timing.frames for timing in timings] == [1, 2, 0]
+    assert [timing.heard_us for timing in timings] == [0, 50_000, 0]
 
 
 def test_the_wait_for_a_pass_is_counted_from_the_pass_before() -> None:

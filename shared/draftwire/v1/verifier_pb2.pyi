@@ -736,22 +736,32 @@ class Timing(_message.Message):
     QUEUE_US_FIELD_NUMBER: _builtins.int
     PASS_US_FIELD_NUMBER: _builtins.int
     PASS_ROWS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    HEARD_US_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     """From the frame's arrival to the pass's start, µs."""
     pass_us: _builtins.int
     """The pass itself, µs."""
     pass_rows: _builtins.int
     """Rows of the whole pass, all sessions together."""
+    frames: _builtins.int
+    """Draft frames of this stream that had come before the pass, dropped ones included, and how long
+    before it the last of them, µs. Only if some came since the last verdict. The client knows when
+    it sent that frame, and so the round trip, whatever else is under way.
+    """
+    heard_us: _builtins.int
     def __init__(
         self,
         *,
         queue_us: _builtins.int = ...,
         pass_us: _builtins.int = ...,
         pass_rows: _builtins.int = ...,
+        frames: _builtins.int = ...,
+        heard_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pass_rows", b"pass_rows", "pass_us", b"pass_us", "queue_us", b"queue_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "heard_us", b"heard_us", "pass_rows", b"pass_rows", "pass_us", b"pass_us", "queue_us", b"queue_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
