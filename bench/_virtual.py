@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from bench._link import ProfiledTransport
 from cloud_verifier.engine import Arrival, Departure, Engine
 from cloud_verifier.service import Step, VerifierService
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.target import Judgement, Row
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryFaults, MemoryTransport
 from draftwire.testing.table import TableModel
-from draftwire.types import ClientFrame, Draft, ServerFrame, StopRules
+from draftwire.testing.wire import LinkProfile
+from draftwire.types import ClientFrame, Draft, SamplingParams, ServerFrame, StopRules
 from edge_client.branch import Commit
 from edge_client.drafter import Drafter
 from edge_client.drafters.table import TableDrafter
@@ -30,9 +31,35 @@ from edge_client.session import Generation, Session
 PROMPTS = tuple((5, 6, 7, 8, 9, 10, 11, last) for last in (12, 13, 14, 15))
 
 
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast both sides are: a draft, a pass of one row, and passes of up to so many rows, ms."""
+
+    draft_ms: float
+    single_ms: float
+    steps_ms: tuple[tuple[int, float], ...]
+
+    def pass_s(self, rows: int) -> float:
+        """Seconds that a pass takes: a flight of steps, and a straight line beyond the last."""
+        if rows <= 1:
+            return self.single_ms / 1e3
+        for most, time_ms in self.steps_ms:
+            if rows <= most:
+                return time_ms / 1e3
+        most, time_ms = self.steps_ms[-1]
+        return time_ms / 1e3 * rows / most
+
+
+CPU = Speeds(24, 113, ((6, 180), (17, 240), (33, 290)))
+"""The demo pair on processor cores, one a side."""
+FAST_CPU = Speeds(24, 45, ((2, 52), (4, 58), (8, 66), (16, 84), (33, 130)))
+GPU = Speeds(10, 30, tuple((rows, 30 + 0.3 * rows) for rows in range(2, 65)))
+"""A target on a GPU, where rows cost next to nothing, and a phone that drafts as fast."""
+
+
 def cpu_pass_s(rows: int) -> float:
-    """What a pass takes on the CPU pair, in seconds: of one row, and of more."""
-    return 0.113 if rows == 1 else 0.180 + 0.003 * rows
+    """Seconds of a pass of the demo pair."""
+    return CPU.pass_s(rows)
 
 
 @lru_cache
@@ -85,27 +112,35 @@ class TimedTarget(TableTarget):
 
 @dataclass
 class World:
-    """One verifier, one drafter and the link between them; `frames` are the drafts as they come."""
+    """One verifier, one drafter and the link between them; `frames` are the drafts as they come.
+
+    `link` stands for `rtt_ms` where there is more to say, `draft_ms` for that of `speeds`; `seed`
+    is of the link's jitter.
+    """
 
     rtt_ms: float = 20.0
     rate: float = 0.97
-    draft_ms: float = 24.0
+    draft_ms: float | None = None
+    link: LinkProfile | None = None
+    speeds: Speeds = CPU
+    seed: int = 0
     frames: list[Draft] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._clock = AheadClock()
         self.target = TimedTarget(target_model(), self._clock)
+        self.target.pass_s = self.speeds.pass_s
         self.service = VerifierService(
             Engine(self.target, clock=self._clock), self._compute, self._clock
         )
         self.drafter = self.new_drafter()
-        self.transport = MemoryTransport(
-            self._decode, self.target.card, MemoryFaults(delay_s=self.rtt_ms / 2e3)
-        )
+        link = self.link or LinkProfile(rtt_ms=self.rtt_ms)
+        self.transport = ProfiledTransport(self._decode, self.target.card, link, self.seed)
 
     def new_drafter(self) -> TableDrafter:
         """A drafter of its rate and speed."""
-        return TableDrafter(draft_model(self.rate), draft_time_s=self.draft_ms / 1e3)
+        draft_ms = self.speeds.draft_ms if self.draft_ms is None else self.draft_ms
+        return TableDrafter(draft_model(self.rate), draft_time_s=draft_ms / 1e3)
 
     async def _compute(self, step: Step, arrivals: Sequence[Arrival]) -> list[Departure]:
         """A pass takes virtual time; what it has to say is heard afterwards."""
@@ -162,6 +197,21 @@ class Run:
         """Milliseconds a token, from the request to the last token."""
         return self.commits[-1][0] * 1e3 / sum(len(batch) for _, batch in self.commits)
 
+    @property
+    def tokens(self) -> list[int]:
+        """The text."""
+        return [token for _, batch in self.commits for token, _ in batch]
+
+    def pace_ms(self, start: int) -> float:
+        """Milliseconds a token from the batch that brings token `start` to the last."""
+        count = begun = 0
+        begun_at = 0.0
+        for at, batch in self.commits:
+            count += len(batch)
+            if not begun and count >= start:
+                begun, begun_at = count, at
+        return (self.commits[-1][0] - begun_at) * 1e3 / (count - begun)
+
 
 async def generate(
     session: Session,
@@ -169,13 +219,14 @@ async def generate(
     max_tokens: int,
     prompt: Sequence[int] = PROMPTS[0],
     then: Callable[[int], object] | None = None,
+    sampling: SamplingParams | None = None,
 ) -> Run:
     """Generate so many tokens after a prompt; `then` is told how many there are, at each batch."""
     time = asyncio.get_running_loop().time
     started, count = time(), 0
     commits: list[tuple[float, list[Commit]]] = []
     stop = StopRules(max_tokens=max_tokens, ignore_eos=True)
-    generation = session.generate(prompt, controller, stop=stop)
+    generation = session.generate(prompt, controller, sampling=sampling, stop=stop)
     async with contextlib.aclosing(generation.run()) as run:
         async for batch in run:
             commits.append((time() - started, batch))
@@ -186,13 +237,18 @@ async def generate(
 
 
 def measure(
-    world: World, controller: Controller, max_tokens: int, prompt: Sequence[int] = PROMPTS[0]
+    world: World,
+    controller: Controller,
+    max_tokens: int,
+    prompt: Sequence[int] = PROMPTS[0],
+    then: Callable[[int], object] | None = None,
+    sampling: SamplingParams | None = None,
 ) -> Run:
     """One generation in a world, on virtual time."""
 
     async def scenario() -> Run:
         async with world.serving():
             session = world.session(world.drafter)
-            return await generate(session, controller, max_tokens, prompt)
+            return await generate(session, controller, max_tokens, prompt, then, sampling)
 
     return run_virtual(scenario())

@@ -1,22 +1,29 @@
-"""How far to draft: K from round trip, draft time, pass time and acceptance.
+"""The controller: from what was measured to a plan, and why.
 
-A round of K drafts costs F + cK seconds: F is the round trip, the wait for a pass and the pass
-itself, c what one more draft adds on both sides. It gives E(K) = 1 + α₁ + α₁α₂ + … tokens, αᵢ
-being the chance that draft i holds, and the target's own token is the 1. The time per token
-L(K) = (F + cK) / E(K) falls and then rises. So no search is needed: draft on while the next token
-pays, which is while P·(F + cK) > c·E(K), with P the chance that all drafts so far and the next
-one hold. (That is L(K + 1) < L(K), multiplied out.) The best K grows with log F, not with F.
-
-Cloud-alone, streaming, a token takes the target's pass of one row, whatever the round trip. So
-splitting is only worth it where min L is below that.
+What it measures is in `estimates`, how fast a plan would be in `pace`, which one is best in
+`choice`. Here they meet: every verdict teaches something, the present plan and one other are
+looked at again, and the better one is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from edge_client.estimates import Acceptance, PassTime, Smoothed
+from edge_client.choice import (
+    LONGEST_ROUND,
+    Objective,
+    Option,
+    Terms,
+    Watts,
+    candidates,
+    choose,
+    rounded,
+)
+from edge_client.estimates import Measured
+from edge_client.pace import Pace, pace
 from edge_client.plan import Plan, Round, View
+from edge_client.rounds import pays
 
 PROBE_TOKENS, PROBE_EVERY = 16, 64
 """While the cloud decodes alone, the device drafts along for the first 16 of 64 tokens."""
@@ -24,45 +31,12 @@ PROBE_TOKENS, PROBE_EVERY = 16, 64
 SINGLES = 2
 """Passes of one row to time before anything is sent; the first after a start is often slow."""
 
-MARGIN = 1.05
-"""How much faster the other way must be to change over."""
-
-
-def expected_tokens(chances: Sequence[float]) -> float:
-    """E(K): tokens of a round whose draft i holds with `chances[i]`, the target's own included."""
-    total = held = 1.0
-    for chance in chances:
-        held *= chance
-        total += held
-    return total
-
-
-def pays(chances: Sequence[float], following: float, fixed: float, each: float) -> bool:
-    """Whether one more draft, holding with chance `following`, lowers the time per token."""
-    held = following
-    for chance in chances:
-        held *= chance
-    return held * (fixed + each * len(chances)) > each * expected_tokens(chances)
-
-
-def best_length(rate: float, fixed: float, each: float, longest: int) -> int:
-    """K that minimises the time per token at a constant acceptance rate."""
-    chances: list[float] = []
-    while len(chances) < longest and pays(chances, rate, fixed, each):
-        chances.append(rate)
-    return len(chances)
-
-
-def time_per_token(length: int, rate: float, fixed: float, each: float) -> float:
-    """Expected time per token of rounds of `length` drafts, in the unit of `fixed` and `each`."""
-    return (fixed + each * length) / expected_tokens([rate] * length)
-
 
 class AdaptiveController:
-    """Waits for each verdict, with the K that pays; leaves it to the cloud when none does.
+    """Takes the plan that serves the objective best; leaves it to the cloud when none does.
 
-    `longest` bounds K. What it learns outlives a generation, so that one controller serves all
-    that share a verifier and drafters.
+    `longest` bounds the drafts of a pass, as does the verifier's hint. What it learns outlives a
+    generation, so that one controller serves all that share a verifier and drafters.
 
     The cloud streams while the drafter still reads (a prompt, or what the cloud wrote meanwhile),
     and at first until its pass of one row was timed: else nobody could say what splitting gains.
@@ -71,78 +45,135 @@ class AdaptiveController:
     and keeps the way back open.
     """
 
-    def __init__(self, *, longest: int = 32, cloud_credit: int = 32) -> None:
-        self.rtt_s = Smoothed()
-        self.queue_s = Smoothed()
-        self.draft_s = Smoothed()
-        self.passes = PassTime()
-        self.acceptance = Acceptance()
-        self.speculating = True
-        self._alone_tokens = 0
-        self._longest = longest
-        self._cloud = Plan.cloud_alone(cloud_credit)
-        self._shadow = Plan.shadow(1, cloud_credit)
+    def __init__(
+        self,
+        objective: Objective = Objective.LATENCY,
+        *,
+        watts: Watts | None = None,
+        longest: int = 64,
+    ) -> None:
+        self.objective = objective
+        self.measured = Measured()
+        self.options: list[Option] = []
+        self.chosen = 0
+        self._watts = watts or Watts()
+        self._most = self._longest = longest
+        self._alone_tokens = self._look = 0
+        self._cloud = Plan.cloud_alone()
 
     @property
-    def fixed_s(self) -> float:
-        """F: round trip, queue and the pass apart from its rows, seconds."""
-        return self.rtt_s.value + self.queue_s.value + self.passes.fixed
+    def speculating(self) -> bool:
+        """Whether drafts are sent."""
+        return self.chosen > 0 or not self.options
 
     @property
-    def each_s(self) -> float:
-        """c: what one more draft costs, seconds."""
-        return self.draft_s.value + self.passes.each
+    def expected(self) -> Pace | None:
+        """What a token is thought to take under the present plan; None while nothing is known."""
+        return self.options[self.chosen].pace if self.options else None
 
     def plan(self, view: View) -> Plan:
         """Draft one more token, send what there is, or leave it to the cloud."""
-        length = len(view.confidences)
-        last = view.remaining <= 1  # the target's own token comes next, and is the last
+        length, last = len(view.confidences), view.remaining <= 1  # the target writes the last one
+        if not self.options or not self.chosen or (view.behind > 1 and not view.sent):
+            along = self.speculating or self._alone_tokens % PROBE_EVERY < PROBE_TOKENS
+            return Plan.shadow(1, self._cloud.credit) if along and not last else self._cloud
+        plan = self.options[self.chosen].plan
+        if plan.pipelined:
+            more = not last and self._worth(view.confidences)
+            return plan if more else _as_it_is(plan, length)
         if view.sent:
             return Plan.waiting(length)
-        if not self.speculating or view.behind > 1 or not self._timed:
-            along = self.speculating or self._alone_tokens % PROBE_EVERY < PROBE_TOKENS
-            return self._shadow if along and not last else self._cloud
         if last:
             return Plan.waiting(length) if length else self._cloud
         return Plan.waiting(max(1, length + self._pays(view.confidences)))
 
     def drafted(self, seconds: float, fed: int) -> None:
-        """Time a draft. One that read more than a token first says only what it takes at least."""
-        each = seconds / max(1, fed)
-        if fed <= 1 or each > self.draft_s.value:
-            self.draft_s.add(each)
+        """Time a draft."""
+        self.measured.drafted(seconds, fed)
 
     def judged(self, outcome: Round) -> None:
-        """Learn from a verdict and decide who goes on."""
-        self.acceptance.add(outcome.outcomes, outcome.committed)
-        if outcome.rtt_s is not None:
-            self.rtt_s.add(outcome.rtt_s)
-            self.queue_s.add(outcome.queue_s)
-        if outcome.pass_rows and not outcome.first:
-            self.passes.add(min(outcome.sent + 1, outcome.pass_rows), outcome.pass_s)
+        """Learn from a verdict and decide how to go on."""
+        self.measured.learn(outcome)
+        if outcome.hint is not None:
+            self._longest = min(self._most, outcome.hint.suggested_k or self._most)
         self._alone_tokens += outcome.committed
-        if self._timed:
-            self._choose()
+        measured = self.measured
+        if measured.passes.single.count >= SINGLES and measured.draft_s.count:
+            self._choose(outcome.remaining)
+
+    def explain(self) -> Mapping[str, Any]:
+        """Estimates, options and choice."""
+        measured, expected = self.measured, self.expected
+        return {
+            "objective": self.objective.value,
+            "estimates": {
+                "rtt_ms": _ms(measured.rtt_s.value),
+                "rtt_deviation_ms": _ms(measured.rtt_s.deviation),
+                "queue_ms": _ms(measured.queue_s.value),
+                "draft_ms": _ms(measured.draft_s.value),
+                "single_ms": _ms(measured.passes.single.value),
+                "pass_fixed_ms": _ms(measured.passes.fixed),
+                "pass_each_ms": _ms(measured.passes.each),
+                "acceptance": round(measured.acceptance.rate, 4),
+            },
+            "options": [
+                {
+                    "mode": option.plan.mode,
+                    "window": option.plan.window,
+                    "ms": _ms(option.pace.seconds),
+                    "pass_ms": _ms(option.pace.pass_s),
+                }
+                for option in self.options
+            ],
+            "chosen": self.chosen,
+            "expected_ms": None if expected is None else _ms(expected.seconds),
+        }
+
+    def _choose(self, remaining: int) -> None:
+        """Look at the present plan and one other again, and take the better."""
+        acceptance, terms = self.measured.acceptance, self._terms
+        runs = acceptance.runs()
+        plans = candidates(terms, acceptance.rate, self._longest)
+        looks = range(len(plans)) if not self.options else (0, self._next_look(len(plans)))
+        for index in looks:
+            option = Option(plans[index], pace(plans[index], terms.times, runs))
+            self.options[index : index + 1] = [option]
+        to_come = min(remaining, self.measured.to_come)
+        chosen = choose(self.options, self.chosen, terms, to_come)
+        if chosen == 0 and self.chosen:
+            self._alone_tokens = 0
+        self.chosen = chosen
+        self._cloud = plans[0]
+
+    def _next_look(self, count: int) -> int:
+        """The option to look at next: the present one every other time, else each in turn."""
+        self._look += 1
+        return self.chosen if self._look % 2 else self._look // 2 % count
 
     @property
-    def _timed(self) -> bool:
-        """Whether both ways can be compared."""
-        return self.passes.single.count >= SINGLES and self.draft_s.count > 0
+    def _terms(self) -> Terms:
+        return Terms(self.objective, self._watts, rounded(self.measured.times))
 
     def _pays(self, confidences: Sequence[float]) -> bool:
-        """Whether to draft another token after these."""
-        chances = [self.acceptance.of(confidence) for confidence in confidences]
-        return len(chances) < self._longest and pays(
-            chances, self.acceptance.rate, self.fixed_s, self.each_s
+        """Whether a round is to have another draft after these."""
+        acceptance = self.measured.acceptance
+        chances = [acceptance.of(confidence) for confidence in confidences]
+        return len(chances) < min(self._longest, LONGEST_ROUND) and pays(
+            chances, acceptance.rate, *self._terms.round
         )
 
-    def _choose(self) -> None:
-        """Split or cloud-alone, whichever is faster by a margin."""
-        rate = self.acceptance.rate
-        length = max(1, best_length(rate, self.fixed_s, self.each_s, self._longest))
-        split_s = time_per_token(length, rate, self.fixed_s, self.each_s)
-        gain = self.passes.single.value / split_s
-        if self.speculating and gain * MARGIN < 1:
-            self.speculating, self._alone_tokens = False, 0
-        elif gain > MARGIN:
-            self.speculating = True
+    def _worth(self, confidences: Sequence[float]) -> bool:
+        """Whether a draft after these is likely enough to be worth its row of a pass."""
+        expected, held = self.options[self.chosen].pace, 1.0
+        for confidence in confidences:
+            held *= self.measured.acceptance.of(confidence)
+        return held * expected.seconds > self.measured.passes.each
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)
+
+
+def _as_it_is(plan: Plan, length: int) -> Plan:
+    """The same plan, but nothing more is drafted."""
+    return Plan.flowing(length, min(length, plan.chunk), plan.credit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from draftwire.errors import InvalidRequest
+from draftwire.types import Hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,22 @@ class Plan:
         if min(self.window, self.chunk, self.credit) < 0 or self.chunk > self.window:
             raise InvalidRequest(f"no plan: {self}", remedy="0 ≤ chunk ≤ window and 0 ≤ credit")
 
+    @property
+    def mode(self) -> str:
+        """What it comes to: "cloud-alone", "waiting" or "flowing"."""
+        if not self.chunk:
+            return "cloud-alone"
+        return "flowing" if self.pipelined else "waiting"
+
     @classmethod
     def waiting(cls, num_draft_tokens: int, credit: int = 1) -> Plan:
         """Draft K tokens, send them, wait for the verdict."""
         return cls(window=num_draft_tokens, chunk=num_draft_tokens, credit=credit)
+
+    @classmethod
+    def flowing(cls, window: int, chunk: int, credit: int = 1) -> Plan:
+        """Draft on while verdicts are out; with credit above 1 the cloud runs on meanwhile."""
+        return cls(window=window, chunk=chunk, credit=credit, pipelined=True)
 
     @classmethod
     def cloud_alone(cls, credit: int = 32) -> Plan:
@@ -67,13 +80,15 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What a verdict taught. Times in seconds; `rtt_s` only where it could be told apart.
+    """What a verdict taught. Times in seconds; `rtt_s` only if a frame was answered by it.
 
-    `sent` drafts were with the verifier; the `first` verdict of a stream may have read a prompt.
-    `outcomes` are the drafts that were judged, sent or not: confidence, and whether the target
-    agreed. `pass_rows` counts those of other sessions too.
+    It came `at` that time of the session's clock. `sent` drafts were with the verifier; the
+    `first` verdict of a stream may have read a prompt. `outcomes` are the drafts that were judged,
+    sent or not: confidence, and whether the target agreed. `pass_rows` counts those of other
+    sessions too. `remaining` tokens at most are still to come; a `hint` is the verifier's latest.
     """
 
+    at: float
     committed: int
     sent: int
     first: bool
@@ -82,6 +97,8 @@ class Round:
     queue_s: float
     pass_s: float
     pass_rows: int
+    remaining: int
+    hint: Hint | None = None
 
 
 class Controller(Protocol):
@@ -102,6 +119,10 @@ class Controller(Protocol):
         """A verdict came."""
         ...
 
+    def explain(self) -> Mapping[str, Any]:
+        """What it thinks and why, for a trace; `expected_ms` is what a token should take."""
+        ...
+
 
 class FixedController:
     """Always the same plan."""
@@ -118,3 +139,7 @@ class FixedController:
 
     def judged(self, outcome: Round) -> None:
         """Nothing to learn."""
+
+    def explain(self) -> Mapping[str, Any]:
+        """Nothing to explain."""
+        return {}

@@ -27,6 +27,7 @@ from draftwire.types import (
     Draft,
     Finished,
     FinishReason,
+    Hint,
     History,
     ModelCard,
     Open,
@@ -146,7 +147,8 @@ class Generation:
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
-        self._asked_at: float | None = None
+        self._sent_at: list[float] = []  # of each draft frame of this stream
+        self._hint: Hint | None = None
         self._opened_with = 0  # tokens committed when the stream was opened
         self._unread = True  # no pass of this stream has been heard of
         self._patience = Patience(session.retry, session.clock)
@@ -230,10 +232,9 @@ class Generation:
         """The frame to send now, if any."""
         if self._cancelled.is_set() or self._over:
             return None
-        idle = self._branch.idle
         frame = self._branch.due(plan, self._session.limits, more=self._can_draft(plan))
         if frame is not None:
-            self._asked_at = self._session.clock() if idle else None
+            self._sent_at.append(self._session.clock())
             self.sent_frames += bool(frame.tokens)
             self.sent_tokens += len(frame.tokens)
         return frame
@@ -285,23 +286,25 @@ class Generation:
         self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
         self._patience.news()
-        queue_s, pass_s = timing.queue_us / 1e6, timing.pass_us / 1e6
-        rtt_s = None
-        if self._asked_at is not None and timing.pass_rows:
-            waited_s = self._session.clock() - self._asked_at
-            rtt_s = max(0.0, waited_s - queue_s - pass_s)
+        self._hint = verdict.hint or self._hint
+        at, rtt_s = self._session.clock(), None
+        if 0 < timing.frames <= len(self._sent_at):
+            away_s = at - self._sent_at[timing.frames - 1]
+            rtt_s = max(0.0, away_s - (timing.heard_us + timing.pass_us) / 1e6)
             self.rtts_s.append(rtt_s)
-            self._asked_at = None
         self._controller.judged(
             Round(
+                at=at,
                 committed=len(commits),
                 sent=sent,
                 first=self._unread,
                 outcomes=outcomes,
                 rtt_s=rtt_s,
-                queue_s=queue_s,
-                pass_s=pass_s,
+                queue_s=timing.queue_us / 1e6,
+                pass_s=timing.pass_us / 1e6,
                 pass_rows=timing.pass_rows,
+                remaining=self._reach - len(branch.committed),
+                hint=self._hint,
             )
         )
         self._unread = self._unread and not timing.pass_rows
@@ -341,6 +344,7 @@ class Generation:
             if isinstance(event := left.get_nowait(), Drafted | Cancel):
                 self._post(event)
         branch.new_stream()
+        self._sent_at.clear()
         self._unread = True
         self._opened_with = len(branch.committed)
         known = session.known
@@ -363,7 +367,7 @@ class Generation:
         )
         plan = self._plan()
         if plan.window and not branch.tail:
-            self._asked_at = session.clock()
+            self._sent_at.append(session.clock())
             await link.send(branch.ask(plan, session.limits))
 
     async def _recover(self, error: DraftwireError) -> None:

@@ -73,6 +73,9 @@ class RestlessController:
     def judged(self, outcome: Round) -> None:
         assert outcome.committed >= 0
 
+    def explain(self) -> dict[str, object]:
+        return {}
+
 
 class World:
     """One verifier that restarts, forgets and evicts, and a few clients on poor links."""
