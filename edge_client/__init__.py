@@ -11,6 +11,7 @@ with EdgeClient.from_gguf("127.0.0.1:7433", "draft.gguf") as client:
 from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
+from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.results import Delta, Summary, Token
 from edge_client.retry import RetryPolicy
@@ -25,9 +26,11 @@ __all__ = [
     "Delta",
     "DraftwireError",
     "EdgeClient",
+    "Objective",
     "Origin",
     "RetryPolicy",
     "Stream",
     "Summary",
     "Token",
+    "Watts",
 ]

@@ -7,7 +7,9 @@ from typing import Any
 
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
+from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, SamplingParams, StopRules
+from edge_client.choice import Objective, Watts
 from edge_client.plan import Plan
 
 _EPILOG = """\
@@ -49,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(generate)
     add_credentials(generate)
     _add_sampling(generate)
+    _add_controller(generate)
     chat = commands.add_parser(
         "chat",
         help="talk, turn by turn",
@@ -60,7 +63,58 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(chat)
     add_credentials(chat)
     _add_sampling(chat)
+    _add_controller(chat)
+    _add_trace(commands)
     return parser
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="draw what the controller chose, and why",
+        description="Draw a file written with --trace: drafts, window, acceptance, round trip and "
+        "speed over time, as text.",
+        formatter_class=HelpFormatter,
+    )
+    trace.add_argument("file", metavar="FILE", help="the trace")
+    trace.add_argument(
+        "--png", metavar="FILE", help="draw an image too (needs matplotlib: the bench extra)"
+    )
+    trace.add_argument("--width", type=positive, default=72, metavar="N", help="columns of time")
+
+
+def _add_controller(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("controller")
+    group.add_argument(
+        "--objective",
+        choices=[one.value for one in Objective],
+        default=Objective.LATENCY.value,
+        help="what tokens should take little of: time, the verifier's time, or the device's "
+        "energy; the latter two as long as that is no slower than the cloud alone",
+    )
+    group.add_argument(
+        "--watts",
+        type=_watts,
+        metavar="DRAFTING,WAITING",
+        help="what the device draws while it drafts and all along, for --objective energy "
+        f"(default: {Watts().drafting:g},{Watts().waiting:g})",
+    )
+    group.add_argument(
+        "--trace", metavar="FILE", help="add a line a round that shows why it chose as it did"
+    )
+
+
+def _watts(text: str) -> Watts:
+    try:
+        drafting, waiting = map(float, text.split(","))
+        return Watts(drafting=drafting, waiting=waiting)
+    except (ValueError, InvalidRequest) as error:
+        raise argparse.ArgumentTypeError("give two figures ≥ 0, as in 4,1") from error
+
+
+def controller_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `EdgeClient` that say how its controller should choose."""
+    return {name: getattr(arguments, name) for name in ("objective", "watts", "trace")}
 
 
 def _add_demo(commands: Any) -> None:
@@ -99,6 +153,7 @@ def _add_demo(commands: Any) -> None:
     )
     demo.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     _add_sampling(demo, max_tokens=200, seed=0)
+    _add_controller(demo)
 
 
 def _drafter(text: str) -> str:

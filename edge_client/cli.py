@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwire.commands import credentials
 from draftwire.errors import DraftwireError, Unavailable
-from edge_client.arguments import build_parser, sampling_options
+from edge_client.arguments import build_parser, controller_options, sampling_options
 
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient, Stream
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    commands = {"demo": _demo, "generate": _generate, "chat": _chat}
+    commands = {"demo": _demo, "generate": _generate, "chat": _chat, "trace": _trace}
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("draftwire: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -97,6 +97,17 @@ def _chat(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    from edge_client.trace import read_trace
+    from edge_client.trace_chart import chart, plot
+
+    rounds = read_trace(arguments.file)
+    print(chart(rounds, arguments.width))
+    if arguments.png:
+        plot(rounds, arguments.png)
+    return 0
+
+
 def _ask() -> str | None:
     """A line from the user; None at the end."""
     try:
@@ -119,6 +130,7 @@ def _client(arguments: argparse.Namespace) -> EdgeClient:
         threads=arguments.threads,
         context=arguments.context,
         credentials=known,
+        **controller_options(arguments),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
 from draftwire.types import ModelCard, SamplingParams, StopRules
+from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.failover import transport_to
@@ -25,6 +26,7 @@ from edge_client.results import Delta, Summary, Token, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.text import TextStream
+from edge_client.trace import TraceFile
 from edge_client.transport import Transport
 
 DEFAULT_MAX_TOKENS = 256
@@ -147,6 +149,11 @@ class AsyncEdgeClient:
     `drafters` may be none (the cloud decodes alone), one, or several for as many generations at
     once; a generation waits for a free one. Belongs to the event loop it is first used on. Close
     it, or use it as a context manager.
+
+    `objective` is what tokens should take little of: "latency", the verifier's time ("cost"), or
+    the device's "energy", for which `watts` says what it draws. `trace` is a file to which one
+    line a round is added that shows why the controller chose as it did (`edge_client.trace`).
+    Raises `InvalidRequest` for another objective or a file that can't be written.
     """
 
     def __init__(
@@ -157,6 +164,9 @@ class AsyncEdgeClient:
         *,
         credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
+        objective: Objective | str = Objective.LATENCY,
+        watts: Watts | None = None,
+        trace: str | Path | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         if isinstance(verifier, str):
@@ -169,7 +179,9 @@ class AsyncEdgeClient:
         self._retry = retry
         self._streams: set[AsyncStream] = set()
         self._card: ModelCard | None = None
-        self._adaptive = AdaptiveController()  # what one generation measured serves the next
+        # What one generation measured serves the next.
+        self._adaptive = AdaptiveController(as_objective(objective), watts=watts)
+        self._trace = None if trace is None else TraceFile(trace)
 
     @classmethod
     def from_gguf(
@@ -179,11 +191,10 @@ class AsyncEdgeClient:
         *,
         threads: int | None = None,
         context: int = 4096,
-        credentials: Credentials | None = None,
-        retry: RetryPolicy | None = None,
+        **options: Any,
     ) -> Self:
         """Draft with a GGUF model in llama.cpp, on `threads` threads (default: one
-        for each core, up to four).
+        for each core, up to four). Further options are those of the class.
 
         Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the `edge`
         extra.
@@ -196,7 +207,7 @@ class AsyncEdgeClient:
             drafter = LlamaDrafter(loaded, threads=threads, context=context)
         finally:
             loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
-        return cls(verifier, loaded.tokenizer, [drafter], credentials=credentials, retry=retry)
+        return cls(verifier, loaded.tokenizer, [drafter], **options)
 
     async def card(self) -> ModelCard:
         """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
@@ -295,6 +306,8 @@ class AsyncEdgeClient:
         await self._transport.close()
         for drafter in self._drafters:
             await drafter.close()
+        if self._trace is not None:
+            self._trace.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -308,9 +321,10 @@ class AsyncEdgeClient:
         await self.close()
 
     def _controller(self, num_draft_tokens: int | None) -> Controller:
-        if num_draft_tokens is None:
-            return self._adaptive
-        return FixedController(Plan.fixed(num_draft_tokens))
+        controller: Controller = self._adaptive
+        if num_draft_tokens is not None:
+            controller = FixedController(Plan.fixed(num_draft_tokens))
+        return controller if self._trace is None else self._trace.of(controller)
 
 
 class AsyncChat:

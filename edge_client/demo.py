@@ -20,7 +20,7 @@ from rich.status import Status
 from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
-from edge_client.arguments import check_sampling, sampling_options
+from edge_client.arguments import check_sampling, controller_options, sampling_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
 from edge_client.drafter import Drafter
 from edge_client.drafters.llama import LlamaDrafter
@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
             loaded = LlamaModel.load(model)
             stack.callback(loaded.close)
             drafter = LlamaDrafter(loaded)
-            client = EdgeClient(address, loaded.tokenizer, [_spoil(drafter, arguments, loaded)])
+            spoilt = [_spoil(drafter, arguments, loaded)]
+            options = controller_options(arguments)
+            client = EdgeClient(address, loaded.tokenizer, spoilt, **options)
             stack.enter_context(client)
         with say.doing("warming up"):
             for k in (0, None):

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 from draftwire.credentials import Credentials
 from draftwire.types import ModelCard
+from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
@@ -176,9 +177,19 @@ class EdgeClient:
         *,
         credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
+        objective: Objective | str = Objective.LATENCY,
+        watts: Watts | None = None,
+        trace: str | Path | None = None,
     ) -> None:
         self._inner = AsyncEdgeClient(
-            verifier, tokenizer, drafters, credentials=credentials, retry=retry
+            verifier,
+            tokenizer,
+            drafters,
+            credentials=credentials,
+            retry=retry,
+            objective=objective,
+            watts=watts,
+            trace=trace,
         )
 
     @classmethod
