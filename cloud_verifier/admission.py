@@ -15,8 +15,7 @@ from draftwire.errors import (
     UnsupportedParameter,
     VocabularyMismatch,
 )
-from draftwire.sampling import unsupported
-from draftwire.types import Draft, ModelCard, Open, Tokens
+from draftwire.types import MAX_TOP_LOGPROBS, Draft, ModelCard, Open, Tokens
 
 
 def check_open(opening: Open, card: ModelCard) -> None:
@@ -52,6 +51,18 @@ def check_open(opening: Open, card: ModelCard) -> None:
         )
     _check_ids(opening.history.tokens, card, "the prompt")
     _check_ids(opening.stop.token_ids, card, "stop token ids")
+    _check_ids(tuple(opening.sampling.logit_bias), card, "logit_bias")
+    if opening.logprobs > MAX_TOP_LOGPROBS + 1:
+        raise InvalidRequest(
+            f"{opening.logprobs - 1} top logprobs are asked for, at most {MAX_TOP_LOGPROBS} told",
+            remedy="ask for fewer",
+        )
+    ends = opening.stop.ends(target.eos_token_ids)
+    if opening.stop.min_tokens and len(ends) >= card.vocabulary_size:
+        raise InvalidRequest(
+            "min_tokens leaves no token to choose: every one is an end token",
+            remedy="leave out min_tokens, or name fewer stop tokens",
+        )
     if opening.start >= card.limits.max_context:
         raise PromptTooLong(
             f"the prompt has {opening.start} tokens, the context holds {card.limits.max_context} "
@@ -107,12 +118,9 @@ def _unsupported(opening: Open, card: ModelCard) -> list[str]:
         f"verify_mode {opening.mode.value} (served: {', '.join(modes)})": opening.mode
         not in card.verify_modes,
         "stop strings": bool(opening.stop.strings),
-        "min_tokens": opening.stop.min_tokens > 0,
         "grammar": opening.grammar is not None,
-        "logprobs": opening.logprobs > 0,
     }
     refused = [name for name, wanted in asked.items() if wanted]
-    refused += unsupported(opening.sampling)
     refused += [
         f"feature {name!r} (served: {', '.join(card.features) or 'none'})"
         for name in opening.required_features

@@ -48,6 +48,8 @@ class Share:
             drafts=self.drafts,
             judge=self.judge,
             sampling=session.sampling,
+            adjuster=session.adjuster,
+            logprobs=session.logprobs,
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cloud_verifier.allowance import Allowance
 from cloud_verifier.kv_cache import BlockTable
 from cloud_verifier.target import Judgement
+from draftwire.adjust import Adjuster
 from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
 from draftwire.types import (
     Draft,
@@ -24,6 +25,7 @@ from draftwire.types import (
     ServerFrame,
     StopRules,
     Timing,
+    TokenLogprobs,
     Tokens,
     Usage,
     Verdict,
@@ -62,6 +64,10 @@ class Session:
         self.start = 0
         self.sampling = SamplingParams()
         self.stop = StopRules()
+        self.logprobs = 0
+        self.told: list[TokenLogprobs] = []  # of the tokens from `told_from` on, if asked for
+        self.told_from = 0
+        self.adjuster: Adjuster | None = None
         self.end_tokens: frozenset[int] = frozenset()
         self.reach = 0
         self.finish: FinishReason | None = None
@@ -126,7 +132,8 @@ class Session:
             )
         ]
         if missed := self.tokens[known:]:
-            frames.append(Verdict(base=known, accepted=0, next=tuple(missed)))
+            told = tuple(self.told[known - self.told_from :]) if self.logprobs else ()
+            frames.append(Verdict(base=known, accepted=0, next=tuple(missed), logprobs=told))
         if self.finish is not None:
             frames.append(self._finished(self.finish))
         return frames
@@ -135,6 +142,9 @@ class Session:
         return (
             (opening.generation, opening.start) == (self.generation, self.start)
             and (opening.sampling, opening.stop) == (self.sampling, self.stop)
+            and opening.logprobs == self.logprobs
+            # Log-probabilities of tokens that came with a history are not known here.
+            and (not self.logprobs or len(history) >= self.told_from)
             and self.tokens[: len(history)] == history
         )
 
@@ -146,6 +156,15 @@ class Session:
         self.passes = self.drafted = self.accepted = 0
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])
         self.tokens = history[: opening.start + kept]
+        self.logprobs, self.told, self.told_from = opening.logprobs, [], len(self.tokens)
+        self.adjuster = Adjuster.of(
+            self.sampling,
+            self.stop,
+            start=self.start,
+            eos_token_ids=self.card.target.eos_token_ids,
+        )
+        if self.adjuster is not None:
+            self.adjuster.extend(self.tokens)
 
     # ---------------------------------------------------------------- frames (rules 12–13, 23)
 
@@ -238,6 +257,10 @@ class Session:
         accepted = common_prefix(out, drafts)  # equality decides, not what drew it (rule 17)
 
         self.tokens.extend(out)
+        told = tuple(judgement.logprobs[: len(out)])
+        self.told.extend(told)
+        if self.adjuster is not None:
+            self.adjuster.extend(out)
         self.kv.length = min(base + accepted, len(self.tokens) - 1)
         self.passes += 1
         self.drafted += judged
@@ -247,7 +270,13 @@ class Session:
             held = self._reconcile(out, accepted)
             self.allowance.learn(held)
         frames: list[ServerFrame] = [
-            Verdict(base=base, accepted=accepted, next=tuple(out[accepted:]), timing=timing)
+            Verdict(
+                base=base,
+                accepted=accepted,
+                next=tuple(out[accepted:]),
+                timing=timing,
+                logprobs=told,
+            )
         ]
         if reason is not None:
             frames.append(self._finish(reason))
@@ -267,8 +296,9 @@ class Session:
 
     def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
         """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""
+        ends_from = self.start + self.stop.min_tokens
         for count, token in enumerate(out, start=1):
-            if token in self.end_tokens:
+            if token in self.end_tokens and base + count > ends_from:
                 return count, FinishReason.STOP
             if base + count >= self.reach:
                 return count, FinishReason.LENGTH

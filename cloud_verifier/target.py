@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftwire.types import ModelCard, SamplingParams, Tokens
+from draftwire.adjust import Adjuster, Adjustment
+from draftwire.types import ModelCard, SamplingParams, TokenLogprobs, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,9 @@ class Row:
     in the session's `blocks` and that of `tokens` goes there: position t lives in slot
     `t % block_size` of block `blocks[t // block_size]`. The last `drafts` of `tokens` are
     unverified. With `judge` false the row only fills KV (a chunk of a prompt).
+
+    `adjuster` has the committed text, where raw logits are to be changed. `logprobs` is how many
+    log-probabilities each committed token comes with: its own and those of the most likely others.
     """
 
     tokens: Tokens
@@ -25,17 +29,44 @@ class Row:
     drafts: int = 0
     judge: bool = True
     sampling: SamplingParams = SamplingParams()
+    adjuster: Adjuster | None = None
+    logprobs: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last token fed."""
+        return self.start + len(self.tokens)
+
+    @property
+    def drafted(self) -> Tokens:
+        """The drafts."""
+        return self.tokens[len(self.tokens) - self.drafts :]
+
+    @property
+    def positions(self) -> range:
+        """Positions that the row's logits are for: those of its drafts and the one after."""
+        return range(self.end - self.drafts, self.end + 1)
+
+    @property
+    def adjustments(self) -> Sequence[Adjustment | None]:
+        """What changes the raw logits at each of `positions`."""
+        if self.adjuster is None:
+            return (None,) * (self.drafts + 1)
+        return self.adjuster.along(self.drafted)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The target's view of a row: `accepted` leading drafts hold, then comes `token`.
 
-    `token` is the correction where `accepted < drafts`, else the bonus token.
+    `token` is the correction where `accepted < drafts`, else the bonus token. `logprobs` are
+    those of the accepted drafts and of `token`, if asked for: of the model's own distribution,
+    before sampling parameters.
     """
 
     accepted: int
     token: int
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class TargetModel(Protocol):

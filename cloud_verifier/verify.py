@@ -136,7 +136,7 @@ def _pick(
     threshold = x - bound.to(x.device)[:, None]
     threshold.exp_().mul_(-_RELATIVE_ROOM * 2.0**32).add_(2.0**31 - _ABSOLUTE_ROOM)
     hashed ^= -(2**31)
-    where, ids, rows = _selected(scratch.view(torch.float32).copy_(hashed) > threshold)
+    where, ids, rows = selected(scratch.view(torch.float32).copy_(hashed) > threshold)
     scaled = x.flatten()[where].cpu().numpy()
     noisy = noise.from_bits(_unsigned(hashed.flatten()[where] ^ -(2**31)))
     return [_winner(ids[row], scaled[row], noisy[row]) for row in rows]
@@ -151,7 +151,7 @@ def _pick_truncated(
         masses = torch.stack([x[i].double().exp_().sum() for i in nucleus]).tolist()
         for i, mass in zip(nucleus, masses, strict=True):
             totals[i] = mass
-    where, ids, rows = _selected(x >= _lowest_kept(x, totals, sampling))
+    where, ids, rows = selected(x >= _lowest_kept(x, totals, sampling))
     scaled = x.flatten()[where].cpu().numpy()
     chosen = []
     for row, total, position, params in zip(rows, totals, positions, sampling, strict=True):
@@ -189,7 +189,7 @@ def _unsigned(hashed: torch.Tensor) -> noise.Bits:
     return hashed.cpu().numpy().view(np.uint32)
 
 
-def _selected(mask: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64], list[slice]]:
+def selected(mask: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64], list[slice]]:
     """True places of a mask [rows, vocab]: flat indices, rising, their token ids, rows' slices.
 
     Reads eight flags at a time: `nonzero` on booleans costs five times as much.

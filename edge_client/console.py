@@ -45,11 +45,29 @@ def closing_line(summary: Summary) -> str:
     )
 
 
+def _logprobs(summary: Summary) -> dict[str, object]:
+    """For each token its log-probability and those of the likeliest ids, where asked for."""
+    if not summary.logprobs:
+        return {}
+    told = [
+        {
+            "logprob": round(one.logprob, 6),
+            "top": [
+                [token, round(value, 6)]
+                for token, value in zip(one.top_tokens, one.top_logprobs, strict=True)
+            ],
+        }
+        for one in summary.logprobs
+    ]
+    return {"logprobs": told}
+
+
 def as_json(summary: Summary) -> dict[str, object]:
     """The summary as a JSON object."""
     return {
         "text": summary.text,
         "token_ids": list(summary.token_ids),
+        **_logprobs(summary),
         "finish_reason": summary.finish_reason.value,
         "seed": summary.seed,
         "tokens_per_s": round(summary.tokens_per_s, 3),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from draftwire.adjust import Adjuster
 from draftwire.types import SamplingParams, Tokens
 
 
@@ -23,9 +24,12 @@ class Drafter(Protocol):
     One session uses a drafter at a time. Calls are made in order, each awaited before the next.
     """
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+    ) -> int:
         """Start a generation: drafts are drawn with these parameters and their seed.
 
+        The drafter owns the `adjuster`, if there is one, and changes its logits by it.
         Returns how many leading tokens of `context` the drafter's own context shares, for the
         `keep` of the first draft.
         """

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from draftwire.adjust import Adjuster
 from draftwire.types import SamplingParams
 from edge_client.branch import Branch
 from edge_client.drafter import Drafter, Proposal
@@ -45,9 +46,11 @@ class DraftWorker:
         sampling: SamplingParams,
         post: Callable[[Drafted], None],
         clock: Callable[[], float] = time.monotonic,
+        adjuster: Adjuster | None = None,
     ) -> None:
         self._drafter = drafter
         self._sampling = sampling
+        self._adjuster = adjuster
         self._post = post
         self._clock = clock
         self._begun = False
@@ -94,7 +97,7 @@ class DraftWorker:
         first = not self._begun
         try:
             if first:
-                keep = await drafter.begin(self._sampling, tokens)
+                keep = await drafter.begin(self._sampling, tokens, self._adjuster)
                 del tokens[:keep]
                 self._begun = True
             proposal = await drafter.draft(keep, tokens)

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
@@ -34,6 +35,7 @@ from draftwire.types import (
     SamplingParams,
     ServerFrame,
     StopRules,
+    TokenLogprobs,
     Tokens,
     Verdict,
     common_prefix,
@@ -93,16 +95,20 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         stop: StopRules | None = None,
+        logprobs: int = 0,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
-        What it shares with the conversation so far is not sent again.
+        What it shares with the conversation so far is not sent again. `logprobs` is how many
+        log-probabilities each token comes with: its own and those of the likeliest others.
         """
         self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
         self.tokens = list(prompt)
         self.generation += 1
-        self._last = Generation(self, controller, sampling or SamplingParams(), stop or StopRules())
+        self._last = Generation(
+            self, controller, sampling or SamplingParams(), stop or StopRules(), logprobs
+        )
         return self._last
 
     def require_idle(self) -> None:
@@ -118,6 +124,7 @@ class Generation:
     """One generation of a session. `run()` yields what is committed, as it is.
 
     Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
+    `logprobs` has one entry for each committed token, if asked for.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
     `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
     `rtts_s` the round trips measured, `opens` the streams it took.
@@ -129,10 +136,12 @@ class Generation:
         controller: Controller,
         sampling: SamplingParams,
         stop: StopRules,
+        logprobs: int = 0,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
         self.opens = self.sent_frames = self.sent_tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
         self.rtts_s: list[float] = []
         self.outcomes: list[tuple[float, bool]] = []
         self.bytes = WireBytes()
@@ -140,12 +149,19 @@ class Generation:
         self._controller = controller
         self._sampling = sampling
         self._stop = stop
+        self._logprobs = logprobs
         self._branch = Branch(session.tokens)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
+        self._worker = DraftWorker(
+            session.drafter,
+            sampling,
+            self._post,
+            session.clock,
+            Adjuster.of(sampling, stop, start=self._start, eos_token_ids=session.target_ends),
+        )
         self._asked_at: float | None = None
         self._opened_with = 0  # tokens committed when the stream was opened
         self._unread = True  # no pass of this stream has been heard of
@@ -279,8 +295,14 @@ class Generation:
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
+        if len(verdict.logprobs) != (verdict.accepted + len(verdict.next)) * bool(self._logprobs):
+            raise ProtocolViolation(
+                f"a verdict came with {len(verdict.logprobs)} log-probabilities",
+                remedy="open the session again",
+            )
         sent = branch.sent
         commits = branch.apply(verdict)
+        self.logprobs += verdict.logprobs
         outcomes, branch.outcomes = branch.outcomes, []
         self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
@@ -359,6 +381,7 @@ class Generation:
                 sampling=self._sampling,
                 stop=self._stop,
                 expected_target=session.target,
+                logprobs=self._logprobs,
             )
         )
         plan = self._plan()

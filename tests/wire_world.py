@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from wire_referee import RefereedTransport
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine, EngineConfig
+from cloud_verifier.judge_reference import logprobs_of
 from cloud_verifier.service import Step, VerifierService
 from cloud_verifier.sessions import Stream
 from cloud_verifier.table_target import TableTarget
@@ -29,6 +32,7 @@ from draftwire.types import (
     ServerFrame,
     ServingLimits,
     StopRules,
+    TokenLogprobs,
 )
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Plan, Round, View
@@ -204,11 +208,24 @@ class World:
             prompt = prompt[rng.randint(0, len(prompt) - 1) :]  # a turn that forgets its beginning
         if len(prompt) >= self.limits.max_context:
             return
-        sampling = SamplingParams(temperature=rng.choice([0.0, 0.0, 0.9]), seed=rng.getrandbits(64))
-        stop = StopRules(max_tokens=rng.choice([1, 2, 7, 30, 60]))
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.0, 0.9]),
+            seed=rng.getrandbits(64),
+            **rng.choice([{}, {}, self.penalties(rng)]),
+        )
+        max_tokens = rng.choice([1, 2, 7, 30, 60])
+        stop = StopRules(max_tokens=max_tokens, min_tokens=rng.choice([0, 0, max_tokens // 2]))
         reason = await self.say(session, rng, prompt, sampling, stop)
         if reason is FinishReason.CANCELLED and rng.random() < 0.5:
             await self.say(session, rng, prompt, sampling, stop)  # the same once more
+
+    def penalties(self, rng: random.Random) -> dict[str, Any]:
+        return {
+            "repetition_penalty": rng.choice([1.0, 0.8, 1.5]),
+            "presence_penalty": rng.choice([0.0, 1.5]),
+            "frequency_penalty": rng.choice([0.0, -0.5, 0.7]),
+            "logit_bias": rng.choice([{}, {1: 5.0, 2: -100.0}]),
+        }
 
     async def say(
         self,
@@ -218,7 +235,10 @@ class World:
         sampling: SamplingParams,
         stop: StopRules,
     ) -> FinishReason:
-        generation = session.generate(prompt, RestlessController(rng), sampling=sampling, stop=stop)
+        asked = rng.choice([0, 0, 1, 3])
+        generation = session.generate(
+            prompt, RestlessController(rng), sampling=sampling, stop=stop, logprobs=asked
+        )
         cancelled = rng.random() < 0.2
         if cancelled:
             asyncio.get_running_loop().call_later(rng.uniform(0, 0.3), generation.cancel)
@@ -241,7 +261,20 @@ class World:
         assert text[: len(heard)] == heard
         assert leave_after is not None or heard == text
         assert finished.length == len(session.tokens)
+        self.check_logprobs(prompt, text if asked else [], generation.logprobs, asked)
         return finished.reason
+
+    def check_logprobs(
+        self, prompt: list[int], heard: list[int], told: list[TokenLogprobs], asked: int
+    ) -> None:
+        """They are the model's own, token for token."""
+        state = self.model.state_of(prompt)
+        assert len(told) == len(heard)
+        for token, one in zip(heard, told, strict=True):
+            expected = logprobs_of(self.model.logits(state), token, asked)
+            assert one.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert list(one.top_tokens) == list(expected.top_tokens)
+            state = self.model.extend(state, token)
 
     def reference(
         self, prompt: list[int], sampling: SamplingParams, stop: StopRules
@@ -251,7 +284,9 @@ class World:
         ids = np.arange(model.vocabulary_size)
         text: list[int] = []
         while True:
-            logits = model.logits(state)
+            logits = self.penalised(model.logits(state), prompt, text, sampling)
+            if len(text) < stop.min_tokens:
+                logits[0] = -np.inf
             if sampling.temperature:
                 scaled = logits / sampling.temperature
                 logits = scaled + gumbel_at(sampling.seed, len(prompt) + len(text), ids)
@@ -262,6 +297,20 @@ class World:
             room = min(stop.max_tokens, self.limits.max_context - len(prompt))
             if len(text) >= room:
                 return text, FinishReason.LENGTH
+
+    def penalised(
+        self, logits: np.ndarray, prompt: list[int], text: list[int], sampling: SamplingParams
+    ) -> np.ndarray:
+        out = logits.astype(np.float64)
+        for token in {*prompt, *text}:
+            factor = sampling.repetition_penalty
+            out[token] *= 1 / factor if out[token] > 0 else factor
+        for token in set(text):
+            out[token] -= sampling.presence_penalty
+            out[token] -= sampling.frequency_penalty * text.count(token)
+        for token, bias in sampling.logit_bias.items():
+            out[token] += bias
+        return out
 
     # ---- all of it
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.types import SamplingParams, Tokens
 from edge_client.drafter import Drafter, Proposal
@@ -42,9 +43,11 @@ class _Wrapper:
         """Longest context of the wrapped drafter, tokens."""
         return self._inner.max_context
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+    ) -> int:
         """Start a generation; returns how many leading tokens of `context` both contexts share."""
-        return min(await self._inner.begin(sampling, context), self._agreed)
+        return min(await self._inner.begin(sampling, context, adjuster), self._agreed)
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:
         """Let the wrapped drafter draft, at its usual cost, and propose what becomes of it."""

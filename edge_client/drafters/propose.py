@@ -11,6 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from draftwire.adjust import Adjustment
 from draftwire.errors import InternalError
 from draftwire.noise import gumbel_at
 from draftwire.sampling import (
@@ -91,15 +92,23 @@ class Proposer:
         """
         self._noise_size, self._noise_seed = size, seed
 
-    def propose(self, logits: Logits, position: int, sampling: SamplingParams) -> Proposal:
+    def propose(
+        self,
+        logits: Logits,
+        position: int,
+        sampling: SamplingParams,
+        adjustment: Adjustment | None = None,
+    ) -> Proposal:
         """The token for `position` (absolute) from `logits` [vocab], which are left alone.
 
         Greedy: the likeliest token. Else the argmax of log q + Gumbel noise, keyed by the
         sampling's seed, over the candidates that truncation leaves; its position and seed must
         be the target's, and verification accept-iff-equal: never use it inside min(1, p/q).
-        The confidence is q of the token, after temperature and truncation (greedy: of the plain
-        softmax). Raises `InternalError` for logits without a greatest one.
+        The confidence is q of the token, after temperature and truncation (greedy: of the
+        softmax of the adjusted logits). Raises `InternalError` for logits without a greatest one.
         """
+        if adjustment is not None:
+            logits = adjustment.apply(logits)
         token = int(logits.argmax())
         greatest = logits[token]
         if not math.isfinite(greatest):  # argmax finds NaN, too

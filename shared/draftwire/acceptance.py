@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwire.adjust import Adjustment
 from draftwire.errors import InvalidRequest
 from draftwire.noise import Purpose, gumbel, uniform
 from draftwire.sampling import Probabilities, log_weights
@@ -36,13 +37,18 @@ class Outcome(NamedTuple):
 # ------------------------------------------------------------------ match
 
 
-def match_token(logits: NDArray[np.floating], position: int, sampling: SamplingParams) -> int:
+def match_token(
+    logits: NDArray[np.floating],
+    position: int,
+    sampling: SamplingParams,
+    adjustment: Adjustment | None = None,
+) -> int:
     """The token at `position`: argmax of log p + noise(seed, position), the lowest id of equals.
 
     `logits` [vocab]. The target's token, and the best guess of it from a draft model's logits.
     Scores are float64 sums of float32 terms: float32 sums would tie where winners live.
     """
-    x = log_weights(logits, sampling).astype(np.float64)
+    x = log_weights(logits, sampling, adjustment).astype(np.float64)
     if not sampling.greedy:  # a single token is left: no noise changes it
         x += gumbel(sampling.seed, [position], x.size)[0]
     return int(np.argmax(x))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, Tokens
@@ -39,7 +40,10 @@ class TableDraft:
     def perturb_logits(self, size: float, seed: int) -> None:
         self._proposer.perturb_logits(size, seed)
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+    ) -> int:
+        assert adjuster is None
         self._sampling = sampling
         return sum(1 for _ in takewhile(bool, map(eq, self.tokens, context)))
 

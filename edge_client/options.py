@@ -1,0 +1,104 @@
+"""What a generation can be asked for: the options of `AsyncEdgeClient.generate`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from draftwire.errors import InvalidRequest
+from draftwire.types import MAX_TOP_LOGPROBS, SamplingParams, StopRules
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """Options by name; `settings` has their defaults."""
+
+    max_tokens: int
+    """Longest output, tokens; 0: as long as the context."""
+    min_tokens: int
+    """The first so many tokens of the output are no end tokens."""
+    temperature: float
+    """0: greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    """Divides (or, below 0, multiplies) the logits of tokens seen in prompt or output; 1: none."""
+    presence_penalty: float
+    """Subtracted from the logits of tokens seen in the output."""
+    frequency_penalty: float
+    """Subtracted once per occurrence in the output."""
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these token ids."""
+    seed: int | None
+    """Of all that is random; None: a fresh one, which the summary reports."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the output, beside the model's own end tokens."""
+    ignore_eos: bool
+    """Go on past the model's own end tokens."""
+    logprobs: bool
+    """Tell each token's log-probability."""
+    top_logprobs: int
+    """Tell those of the likeliest so many as well."""
+    num_draft_tokens: int | None
+    """Drafts a round; 0: the cloud decodes alone; None: adapts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options, checked. `logprobs` counts log-probabilities a token: its own and the likeliest."""
+
+    sampling: SamplingParams
+    stop: StopRules
+    logprobs: int
+    num_draft_tokens: int | None
+
+
+def settings(
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    min_tokens: int = 0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: bool = False,
+    top_logprobs: int = 0,
+    num_draft_tokens: int | None = None,
+) -> Settings:
+    """The settings of these options. Raises `InvalidRequest` for values out of range."""
+    if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
+    if num_draft_tokens is not None and num_draft_tokens < 0:
+        raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    return Settings(
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=dict(logit_bias or {}),
+            seed=secrets.randbits(64) if seed is None else seed,
+        ),
+        stop=StopRules(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            token_ids=tuple(stop_token_ids),
+            ignore_eos=ignore_eos,
+        ),
+        logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
+        num_draft_tokens=num_draft_tokens,
+    )
