@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloud_verifier.target import STOP_STRINGS
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
@@ -117,7 +118,7 @@ def _unsupported(opening: Open, card: ModelCard) -> list[str]:
     asked = {
         f"verify_mode {opening.mode.value} (served: {', '.join(modes)})": opening.mode
         not in card.verify_modes,
-        "stop strings": bool(opening.stop.strings),
+        "stop strings": bool(opening.stop.strings) and STOP_STRINGS not in card.features,
         "grammar": opening.grammar is not None,
     }
     refused = [name for name, wanted in asked.items() if wanted]

@@ -179,7 +179,7 @@ class Engine:
         if self.draining:
             raise Draining("the verifier is shutting down", remedy="use another one")
         known = self.active.get(opening.session_id) or self.idle.get(opening.session_id)
-        session = known or Session(opening.session_id, stream.owner, self.card)
+        session = known or Session(opening.session_id, stream.owner, self.card, self.target.piece)
         if session.owner != stream.owner:
             raise PermissionDenied("the session belongs to another key")
         check_open(opening, self.card)

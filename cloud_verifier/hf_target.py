@@ -20,7 +20,7 @@ from cloud_verifier.judge import judge
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.outline import outline
 from cloud_verifier.rollback import PROBE, probe, windows_of
-from cloud_verifier.target import Judgement, Row
+from cloud_verifier.target import STOP_STRINGS, Judgement, Row
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
 from draftwire.types import ModelCard, SamplingParams, ServingLimits
 
@@ -46,8 +46,12 @@ class HFTarget:
     ) -> None:
         """Prefer `load`. `limits.max_context` must fit the model and `kv_tokens`."""
         self._model: PreTrainedModel | None = loaded.model
+        self._pieces = loaded.pieces or ()
         self._card = ModelCard(
-            target=loaded.identity, limits=limits, vocabulary_size=loaded.vocabulary_size
+            target=loaded.identity,
+            limits=limits,
+            vocabulary_size=loaded.vocabulary_size,
+            features=(STOP_STRINGS,) if self._pieces else (),
         )
         shapes, expected = probe(loaded.model, loaded.identity.model)
         model = loaded.model
@@ -199,6 +203,10 @@ class HFTarget:
     def kv_bytes(self) -> int:
         """Memory of the KV pools, bytes."""
         return self._kv.size_bytes
+
+    def piece(self, token: int) -> bytes:
+        """The token's text as bytes; empty for special tokens and padding of the vocabulary."""
+        return self._pieces[token] if token < len(self._pieces) else b""
 
     @contextmanager
     def plain(self, *, linear_layers: bool = True) -> Iterator[PreTrainedModel]:

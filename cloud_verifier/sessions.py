@@ -6,6 +6,7 @@ numbers or touches a model: frames and judgements go in, frames come out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cloud_verifier.allowance import Allowance
@@ -13,6 +14,7 @@ from cloud_verifier.kv_cache import BlockTable
 from cloud_verifier.target import Judgement
 from draftwire.adjust import Adjuster
 from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
+from draftwire.stopping import StopSearch
 from draftwire.types import (
     Draft,
     Finished,
@@ -49,14 +51,23 @@ class Session:
     """One client's session. It outlives streams and generations.
 
     `tokens` are committed, prompt included; `pending` are drafts after them, not yet judged.
+    Where a stop string ended the text they go on to its last token: the client, which truncates
+    them, must have heard of that one to know what else is text.
     The verifier may go on alone up to `anchor + credit` (rule 14). `stream` is whoever opened
     it last, None when detached.
     """
 
-    def __init__(self, session_id: bytes, owner: str, card: ModelCard) -> None:
+    def __init__(
+        self,
+        session_id: bytes,
+        owner: str,
+        card: ModelCard,
+        piece: Callable[[int], bytes] = lambda token: b"",  # noqa: ARG005
+    ) -> None:
         self.id = session_id
         self.owner = owner
         self.card = card
+        self.piece = piece  # a token's text, for stop strings
         self.kv = BlockTable(owner)
         self.tokens: list[int] = []
         self.attempt = 0
@@ -68,6 +79,7 @@ class Session:
         self.told: list[TokenLogprobs] = []  # of the tokens from `told_from` on, if asked for
         self.told_from = 0
         self.adjuster: Adjuster | None = None
+        self.search: StopSearch | None = None
         self.end_tokens: frozenset[int] = frozenset()
         self.reach = 0
         self.finish: FinishReason | None = None
@@ -153,6 +165,8 @@ class Session:
         self.sampling, self.stop = opening.sampling, opening.stop
         self.end_tokens = self.stop.ends(self.card.target.eos_token_ids)
         self.reach = self.reach_of(opening)
+        rules = self.stop
+        self.search = StopSearch(rules.strings, rules.min_tokens) if rules.strings else None
         self.passes = self.drafted = self.accepted = 0
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])
         self.tokens = history[: opening.start + kept]
@@ -300,6 +314,8 @@ class Session:
         for count, token in enumerate(out, start=1):
             if token in self.end_tokens and base + count > ends_from:
                 return count, FinishReason.STOP
+            if self.search is not None and self.search.feed(self.piece(token)):
+                return count, FinishReason.STOP
             if base + count >= self.reach:
                 return count, FinishReason.LENGTH
         return len(out), None
@@ -310,15 +326,18 @@ class Session:
         return self._finished(reason)
 
     def _finished(self, reason: FinishReason) -> Finished:
+        length = len(self.tokens)
+        if self.search is not None and self.search.found is not None:
+            length = self.start + self.search.decided  # rule 22
         usage = Usage(
             prompt_tokens=self.start,
-            completion_tokens=len(self.tokens) - self.start,
+            completion_tokens=length - self.start,
             passes=self.passes,
             drafted=self.drafted,
             accepted=self.accepted,
             cached_tokens=self.cached,
         )
-        return Finished(reason=reason, length=len(self.tokens), usage=usage)
+        return Finished(reason=reason, length=length, usage=usage)
 
 
 def resolve_history(history: History, tokens: Tokens) -> list[int]:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.judge_reference import judge_row
-from cloud_verifier.target import Judgement, Row
+from cloud_verifier.target import STOP_STRINGS, Judgement, Row
 from draftwire.acceptance import match
 from draftwire.errors import InternalError
 from draftwire.noise import NOISE_VERSION
-from draftwire.testing.table import EOS, TableModel, table_fingerprint
+from draftwire.testing.table import EOS, TableModel, table_fingerprint, table_pieces
 from draftwire.types import ModelCard, ServingLimits, TargetIdentity
 
 _EMPTY = -1
@@ -54,7 +54,9 @@ class TableTarget:
             ),
             limits=limits,
             vocabulary_size=model.vocabulary_size,
+            features=(STOP_STRINGS,),
         )
+        self._pieces = table_pieces(model.vocabulary_size)
         slots = num_blocks * block_size
         # Arrays, because a pass touches few slots one by one; numpy reads them in bulk.
         self._tokens = array("q", [_EMPTY]) * slots
@@ -79,6 +81,10 @@ class TableTarget:
     def num_blocks(self) -> int:
         """KV blocks there are."""
         return self._num_blocks
+
+    def piece(self, token: int) -> bytes:
+        """The token's bytes in the table vocabulary; empty for the end token."""
+        return b"" if token == EOS else self._pieces[token]
 
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
         """Run one pass. Raises `InternalError` naming the fault if a row contradicts the slots."""

@@ -9,6 +9,9 @@ from typing import Protocol
 from draftwire.adjust import Adjuster, Adjustment
 from draftwire.types import ModelCard, SamplingParams, TokenLogprobs, Tokens
 
+STOP_STRINGS = "stop_strings"
+"""Feature of a target that can tell the text of its tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -89,6 +92,13 @@ class TargetModel(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks there are."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The token's text as bytes, possibly part of a character; empty for control tokens.
+
+        Only asked where the card's features name `STOP_STRINGS`.
+        """
         ...
 
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:

@@ -174,6 +174,13 @@ def _add_sampling(
         metavar="P",
         help="drop tokens below P times the likeliest one's probability",
     )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text (may be repeated)",
+    )
     _add_penalties(group)
     group.add_argument(
         "--seed",

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
@@ -18,16 +17,16 @@ from typing import Any, Self, TypeAlias, Unpack
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
 from draftwire.noise import derive_seed
-from draftwire.types import ModelCard
+from draftwire.types import FinishReason, ModelCard
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.failover import transport_to
 from edge_client.options import Options, Settings, settings
+from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
-from edge_client.results import Delta, Summary, Token, summarise
+from edge_client.results import Delta, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
-from edge_client.text import TextStream
 from edge_client.transport import Transport
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
@@ -113,9 +112,7 @@ class AsyncStream:
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        decoder = TextStream(self._client.tokenizer)
-        tokens: list[Token] = []
-        text: list[str] = []
+        output = Output(self._client.tokenizer, self._settings.stop)
         session = await self._session()
         session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
@@ -132,25 +129,24 @@ class AsyncStream:
                 async with contextlib.aclosing(generation.run()) as run:
                     async for commits in run:
                         last = time.perf_counter()
-                        first = first if tokens else last
+                        first = first if output.committed else last
                         turn.pass_on()
-                        told = generation.logprobs[len(tokens) :]
-                        news = [
-                            Token(t, decoder.feed([t]), origin, logprobs)
-                            for (t, origin), logprobs in zip_longest(commits, told)
-                        ]
-                        tokens += news
-                        text += [token.text for token in news]
-                        yield Delta("".join(token.text for token in news), tuple(news))
-                if rest := decoder.flush():
-                    text.append(rest)
-                    yield Delta(rest, ())
+                        told = generation.logprobs[output.committed :]
+                        if (delta := output.take(commits, told)).tokens:
+                            yield delta
+                finished = generation.finished
+                rest = output.end(
+                    len(session.tokens) - len(self._prompt),
+                    told=finished is not None and finished.reason is not FinishReason.CANCELLED,
+                )
+                if rest.text or rest.tokens:
+                    yield rest
             finally:
                 if generation.finished is not None:
                     self._summary = summarise(
                         generation,
-                        "".join(text),
-                        tokens,
+                        output.text,
+                        output.tokens,
                         self._settings.sampling.seed,
                         (started, first, last),
                     )

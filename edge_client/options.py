@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
     """Added to the logits of these token ids."""
     seed: int | None
     """Of all that is random; None: a fresh one, which the summary reports."""
+    stop: str | Sequence[str]
+    """Strings that end the output; neither they nor what follows is part of it."""
     stop_token_ids: Sequence[int]
     """Tokens that end the output, beside the model's own end tokens."""
     ignore_eos: bool
@@ -70,6 +72,7 @@ def settings(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
+    stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = False,
     logprobs: bool = False,
@@ -97,6 +100,7 @@ def settings(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             token_ids=tuple(stop_token_ids),
+            strings=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
         ),
         logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,

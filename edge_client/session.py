@@ -341,6 +341,7 @@ class Generation:
                 remedy="open the session again",
             )
         self._branch.truncate(finished.length)
+        del self.logprobs[finished.length - self._start :]
         self._session.known = finished.length
         self.finished = finished
 

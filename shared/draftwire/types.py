@@ -26,6 +26,8 @@ MAX_COUNT = 2**32 - 1  # counts and positions travel as 32 bits
 SESSION_ID_BYTES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
+MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
 
 Tokens: TypeAlias = Sequence[int]
 
@@ -166,6 +168,11 @@ class StopRules:
         )
         check_tokens(self.token_ids, "stop token ids")
         _require(all(self.strings), "a stop string is empty")
+        _require(
+            len(self.strings) <= MAX_STOP_STRINGS
+            and all(len(text.encode(errors="replace")) <= MAX_STOP_BYTES for text in self.strings),
+            f"more than {MAX_STOP_STRINGS} stop strings, or one longer than {MAX_STOP_BYTES} bytes",
+        )
 
     def reach(self, start: int, max_context: int) -> int:
         """The longest a text can get whose output begins at `start`, tokens."""

@@ -48,6 +48,7 @@ from draftwire.types import (
     ClientFrame,
     Draft,
     FinishReason,
+    Grammar,
     History,
     Open,
     Opened,
@@ -286,7 +287,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DraftwireError]]] = {
     "target": ({"expected_target": b"other"}, ModelChanged),
     "version": ({"protocol_version": 9}, ProtocolVersion),
     "mode": ({"mode": VerifyMode.REJECTION}, UnsupportedParameter),
-    "stop strings": ({"stop": StopRules(strings=("✋",))}, UnsupportedParameter),
+    "grammar": ({"grammar": Grammar(kind="regex", text="✋")}, UnsupportedParameter),
     "tokens": ({"history": History(tokens=(1, 2, 64))}, InvalidRequest),
     "length": ({"history": History(tokens=(1,) * 2048), "start": 2048}, PromptTooLong),
     "history": (

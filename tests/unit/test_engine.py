@@ -521,7 +521,6 @@ def test_a_draining_engine_admits_nothing_and_finishes_what_it_has() -> None:
         ({"vocabulary_fingerprint": b"\xab\xcd"}, VocabularyMismatch, "abcd"),
         ({"mode": VerifyMode.REJECTION}, UnsupportedParameter, "verify_mode rejection"),
         ({"mode": VerifyMode.TYPICAL}, UnsupportedParameter, "verify_mode typical"),
-        ({"stop": StopRules(strings=("x",))}, UnsupportedParameter, "stop strings"),
         ({"grammar": Grammar(kind="regex", text="a*")}, UnsupportedParameter, "grammar"),
         ({"logprobs": 22}, InvalidRequest, "at most 20"),
         ({"sampling": SamplingParams(logit_bias={50: 1})}, InvalidRequest, "logit_bias holds"),
@@ -553,11 +552,11 @@ def test_all_that_is_refused_is_named_at_once() -> None:
     error = Verifier().refusal(
         opening(
             mode=VerifyMode.REJECTION,
-            stop=StopRules(strings=("x",)),
+            required_features=("trees",),
             grammar=Grammar(kind="regex", text="a*"),
         )
     )
-    for name in ("rejection", "stop strings", "grammar"):
+    for name in ("rejection", "grammar", "trees"):
         assert name in error.message
 
 

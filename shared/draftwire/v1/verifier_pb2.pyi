@@ -346,7 +346,9 @@ class StopRules(_message.Message):
 
     @_builtins.property
     def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end it and are not part of the text."""
+        """Strings that end it and are not part of the text; at most 64, of at most 1024 bytes each.
+        Served where the model card's features name "stop_strings".
+        """
 
     def __init__(
         self,
