@@ -106,10 +106,18 @@ def check_draft(draft: Draft, card: ModelCard) -> None:
     """Raise the error of the first thing in `draft` that `card` does not serve."""
     if draft.parents:
         raise UnsupportedParameter("tree drafts are not served here", remedy="send plain drafts")
-    if draft.q:
-        raise UnsupportedParameter(
-            "draft distributions belong to rejection mode", remedy="leave q out"
+    if draft.q and len(draft.q) != len(draft.tokens):
+        raise InvalidRequest(
+            f"{len(draft.tokens)} drafts came with {len(draft.q)} distributions",
+            remedy="send one for each draft, or none",
         )
+    for token, q in zip(draft.tokens, draft.q, strict=False):
+        _check_ids(q.tokens, card, "a draft distribution")
+        if not q.weight(token):
+            raise InvalidRequest(
+                f"draft {token} has no weight in its own distribution",
+                remedy="send the distribution that was sampled from, or none",
+            )
     _check_ids(draft.tokens, card, "the draft")
 
 

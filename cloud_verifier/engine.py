@@ -194,7 +194,7 @@ class Engine:
         if not resumed:
             session.begun_at = at
             session.cached = min(session.kv.length, session.start)
-        self.observer.opened(session.start, session.kv.length, resumed=resumed)
+        self.observer.opened(session.start, session.kv.length, session.mode, resumed=resumed)
         logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
         if fenced is not None:
             later = Superseded(

@@ -22,7 +22,7 @@ from cloud_verifier.outline import outline
 from cloud_verifier.rollback import PROBE, probe, windows_of
 from cloud_verifier.target import STOP_STRINGS, Judgement, Row
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
-from draftwire.types import ModelCard, SamplingParams, ServingLimits
+from draftwire.types import ModelCard, SamplingParams, ServingLimits, VerifyMode
 
 _AGREE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -52,6 +52,7 @@ class HFTarget:
             limits=limits,
             vocabulary_size=loaded.vocabulary_size,
             features=(STOP_STRINGS,) if self._pieces else (),
+            verify_modes=tuple(VerifyMode),
         )
         shapes, expected = probe(loaded.model, loaded.identity.model)
         model = loaded.model

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from cloud_verifier.distributions import Distribution, distributions, shares
 from cloud_verifier.target import Judgement, Row
 from cloud_verifier.verify import choose, selected
-from draftwire.acceptance import Outcome, match
+from draftwire.acceptance import Outcome, match, typical
 from draftwire.adjust import Adjustment
-from draftwire.types import TokenLogprobs
+from draftwire.noise import Purpose, uniform
+from draftwire.sampling import distribution
+from draftwire.types import TokenLogprobs, VerifyMode
 
 
 def judge(rows: Sequence[Row], logits: torch.Tensor) -> list[Judgement | None]:
@@ -30,7 +33,7 @@ def judge(rows: Sequence[Row], logits: torch.Tensor) -> list[Judgement | None]:
     if any(row.logprobs for row in judged) and any(adjustments):
         logits = logits.clone()
     logits = adjust(logits, adjustments)
-    outcomes = _match(judged, logits)
+    outcomes = _outcomes(judged, logits)
     logprobs = _logprobs(judged, outcomes, raw)
     answers = iter(
         Judgement(outcome.accepted, outcome.token, told)
@@ -56,6 +59,54 @@ def adjust(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> to
     # Operation by operation as `Adjustment.apply`, so that every bit is the same.
     logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty) + offset
     return logits
+
+
+def _outcomes(rows: Sequence[Row], logits: torch.Tensor) -> list[Outcome]:
+    """Each row by the rule of its mode. `logits` [N, vocab] are adjusted."""
+    rules = {VerifyMode.MATCH: _match, VerifyMode.REJECTION: _rejection}
+    if all(row.mode is VerifyMode.MATCH for row in rows):
+        return _match(rows, logits)
+    places: dict[VerifyMode, list[int]] = {}
+    spans: list[range] = []
+    for at, row in enumerate(rows):
+        places.setdefault(row.mode, []).append(at)
+        start = spans[-1].stop if spans else 0
+        spans.append(range(start, start + row.drafts + 1))
+    out: dict[int, Outcome] = {}
+    for mode, ours in places.items():
+        index = [line for at in ours for line in spans[at]]
+        rule = rules.get(mode, _typical)
+        out |= zip(ours, rule([rows[at] for at in ours], logits[index]), strict=True)
+    return [out[at] for at in range(len(rows))]
+
+
+def _rejection(rows: Sequence[Row], logits: torch.Tensor) -> list[Outcome]:
+    """`draftwire.acceptance.rejection` of each row."""
+    p = iter(distributions(logits, [row.sampling for row in rows for _ in row.positions]))
+    return [_reject(row, [next(p) for _ in row.positions]) for row in rows]
+
+
+def _reject(row: Row, p: Sequence[Distribution]) -> Outcome:
+    seed = row.sampling.seed
+    for place, (draft, stated) in enumerate(zip(row.drafted, row.stated, strict=True)):
+        position = row.positions[place]
+        tokens, q = shares(draft, stated)
+        chance = float(q[tokens == draft].sum())
+        if uniform(seed, position, Purpose.ACCEPT) * chance < p[place].probability(draft):
+            continue
+        token = p[place].recover(draft, stated, uniform(seed, position, Purpose.RECOVER))
+        if token != draft:
+            return Outcome(place, token)
+    return Outcome(row.drafts, p[-1].draw(uniform(seed, row.end, Purpose.BONUS)))
+
+
+def _typical(rows: Sequence[Row], logits: torch.Tensor) -> list[Outcome]:
+    """By the reference itself: the mode is lossy and rarely asked for."""
+    dense = iter(logits.float().cpu().numpy())
+    return [
+        typical(row.drafted, [distribution(next(dense), row.sampling) for _ in row.positions])
+        for row in rows
+    ]
 
 
 def _match(rows: Sequence[Row], logits: torch.Tensor) -> list[Outcome]:

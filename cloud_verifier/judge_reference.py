@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.target import Judgement, Row
-from draftwire.acceptance import Outcome, match, match_token
-from draftwire.types import TokenLogprobs
+from draftwire.acceptance import Outcome, dense, match, match_token, rejection, typical
+from draftwire.sampling import distribution
+from draftwire.types import TokenLogprobs, VerifyMode
 
 
 def judge_row(row: Row, logits: NDArray[np.floating]) -> Judgement:
@@ -29,6 +30,17 @@ def judge_row(row: Row, logits: NDArray[np.floating]) -> Judgement:
 
 
 def _outcome(row: Row, logits: NDArray[np.floating]) -> Outcome:
+    if row.mode is not VerifyMode.MATCH:
+        p = [
+            distribution(x, row.sampling, change)
+            for x, change in zip(logits, row.adjustments, strict=True)
+        ]
+        if row.mode is VerifyMode.TYPICAL:
+            return typical(row.drafted, p)
+        vocab = p[0].size
+        q = [None if stated is None else dense(stated, vocab) for stated in row.stated]
+        start = row.positions[0]
+        return rejection(row.drafted, p, q, seed=row.sampling.seed, start=start)
     return match(
         row.drafted,
         [

@@ -50,6 +50,8 @@ class Share:
             sampling=session.sampling,
             adjuster=session.adjuster,
             logprobs=session.logprobs,
+            mode=session.mode,
+            q=session.stated[: self.drafts],
         )
 
 

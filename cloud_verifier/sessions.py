@@ -13,9 +13,16 @@ from cloud_verifier.allowance import Allowance
 from cloud_verifier.kv_cache import BlockTable
 from cloud_verifier.target import Judgement
 from draftwire.adjust import Adjuster
-from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
+from draftwire.errors import (
+    LimitExceeded,
+    ProtocolViolation,
+    SessionGone,
+    Superseded,
+    UnsupportedParameter,
+)
 from draftwire.stopping import StopSearch
 from draftwire.types import (
+    CompactDistribution,
     Draft,
     Finished,
     FinishReason,
@@ -31,6 +38,7 @@ from draftwire.types import (
     Tokens,
     Usage,
     Verdict,
+    VerifyMode,
     common_prefix,
     history_hash,
 )
@@ -74,6 +82,7 @@ class Session:
         self.generation = 0
         self.start = 0
         self.sampling = SamplingParams()
+        self.mode = VerifyMode.MATCH
         self.stop = StopRules()
         self.logprobs = 0
         self.told: list[TokenLogprobs] = []  # of the tokens from `told_from` on, if asked for
@@ -95,6 +104,7 @@ class Session:
     def _forget_stream(self) -> None:
         self.stream = None
         self.pending: list[int] = []
+        self.stated: list[CompactDistribution | None] = []  # what each pending draft came from
         self.credit = 0
         self.anchor = len(self.tokens)
         self.epoch = 0
@@ -153,7 +163,8 @@ class Session:
     def _continues(self, opening: Open, history: list[int]) -> bool:
         return (
             (opening.generation, opening.start) == (self.generation, self.start)
-            and (opening.sampling, opening.stop) == (self.sampling, self.stop)
+            and (opening.sampling, opening.stop, opening.mode)
+            == (self.sampling, self.stop, self.mode)
             and opening.logprobs == self.logprobs
             # Log-probabilities of tokens that came with a history are not known here.
             and (not self.logprobs or len(history) >= self.told_from)
@@ -162,7 +173,7 @@ class Session:
 
     def _begin(self, opening: Open, history: list[int]) -> None:
         self.generation, self.start = opening.generation, opening.start
-        self.sampling, self.stop = opening.sampling, opening.stop
+        self.sampling, self.stop, self.mode = opening.sampling, opening.stop, opening.mode
         self.end_tokens = self.stop.ends(self.card.target.eos_token_ids)
         self.reach = self.reach_of(opening)
         rules = self.stop
@@ -187,13 +198,17 @@ class Session:
 
         Raises `ProtocolViolation` for a base out of place and `LimitExceeded`.
         """
+        if frame.q and self.mode is not VerifyMode.REJECTION:
+            raise UnsupportedParameter(
+                "draft distributions belong to rejection mode", remedy="leave q out"
+            )
         if self.finish is not None or frame.epoch <= self.dead_epoch:
             return len(frame.tokens)
         if frame.epoch < self.epoch:
             raise ProtocolViolation(f"epoch went back from {self.epoch} to {frame.epoch}")
         if frame.epoch > self.epoch:
             self.epoch = frame.epoch
-            self.pending.clear()
+            self._drop_pending()
         length = len(self.tokens)
         tip = length + len(self.pending)
         if frame.base != tip and (frame.base > tip or self.pending or frame.base < self.start):
@@ -204,10 +219,11 @@ class Session:
         overlap = max(0, min(length, frame.end) - frame.base)
         if tuple(self.tokens[frame.base : frame.base + overlap]) != tuple(frame.tokens[:overlap]):
             self.dead_epoch = frame.epoch
-            self.pending.clear()
+            self._drop_pending()
             return len(frame.tokens)
         self._check_limits(len(self.pending) + len(frame.tokens) - overlap, frame.credit)
         self.pending.extend(frame.tokens[overlap:])
+        self.stated.extend((frame.q or (None,) * len(frame.tokens))[overlap:])
         self.credit, self.anchor = frame.credit, frame.end
         return overlap
 
@@ -264,7 +280,7 @@ class Session:
         base, waiting, held = len(self.tokens), len(self.pending), 0
         drafts = self.pending[:judged]
         out = drafts[: judgement.accepted]
-        if len(out) < judged or not judged or self.credit >= 1:
+        if len(out) < judged or not judged or (self.credit >= 1 and self._bonus_counts(judged)):
             out.append(judgement.token)
         kept, reason = self._stop_within(base, out)
         del out[kept:]
@@ -297,16 +313,28 @@ class Session:
         self.dropped = waiting - len(self.pending) - max(judged, held)
         return frames
 
+    def _bonus_counts(self, judged: int) -> bool:
+        """Whether a bonus token may follow (rule 16).
+
+        In `rejection` mode not where more drafts wait: compared with one, a token from p equals it
+        less often than one drawn for it would be accepted.
+        """
+        return self.mode is not VerifyMode.REJECTION or judged == len(self.pending)
+
     def _reconcile(self, out: Tokens, accepted: int) -> int:
         """Hold pending against what was committed (rules 13 and 16); returns how many held."""
         common = common_prefix(self.pending, out)
         if common < min(len(self.pending), len(out)):
             self.dead_epoch = self.epoch
-            self.pending.clear()
+            self._drop_pending()
             self.anchor = len(self.tokens) - len(out) + accepted
         else:
-            del self.pending[:common]
+            del self.pending[:common], self.stated[:common]
         return common
+
+    def _drop_pending(self) -> None:
+        self.pending.clear()
+        self.stated.clear()
 
     def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
         """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""
@@ -322,7 +350,7 @@ class Session:
 
     def _finish(self, reason: FinishReason) -> Finished:
         self.finish = reason
-        self.pending.clear()
+        self._drop_pending()
         return self._finished(reason)
 
     def _finished(self, reason: FinishReason) -> Finished:

@@ -18,7 +18,7 @@ from draftwire.acceptance import match
 from draftwire.errors import InternalError
 from draftwire.noise import NOISE_VERSION
 from draftwire.testing.table import EOS, TableModel, table_fingerprint, table_pieces
-from draftwire.types import ModelCard, ServingLimits, TargetIdentity
+from draftwire.types import ModelCard, ServingLimits, TargetIdentity, VerifyMode
 
 _EMPTY = -1
 
@@ -55,6 +55,7 @@ class TableTarget:
             limits=limits,
             vocabulary_size=model.vocabulary_size,
             features=(STOP_STRINGS,),
+            verify_modes=tuple(VerifyMode),
         )
         self._pieces = table_pieces(model.vocabulary_size)
         slots = num_blocks * block_size
@@ -160,6 +161,7 @@ class TableTarget:
         return states[-row.drafts - 1 :]
 
     def _judge(self, row: Row, states: Sequence[int]) -> Judgement:
-        if row.sampling.greedy and not row.logprobs and row.adjuster is None:
+        plain = row.mode is VerifyMode.MATCH and row.adjuster is None and not row.logprobs
+        if row.sampling.greedy and plain:
             return Judgement(*match(row.drafted, [self.model.best(state) for state in states]))
         return judge_row(row, np.stack([self.model.logits(state) for state in states]))

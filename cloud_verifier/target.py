@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from draftwire.adjust import Adjuster, Adjustment
-from draftwire.types import ModelCard, SamplingParams, TokenLogprobs, Tokens
+from draftwire.types import (
+    CompactDistribution,
+    ModelCard,
+    SamplingParams,
+    TokenLogprobs,
+    Tokens,
+    VerifyMode,
+)
 
 STOP_STRINGS = "stop_strings"
 """Feature of a target that can tell the text of its tokens."""
@@ -24,6 +31,7 @@ class Row:
 
     `adjuster` has the committed text, where raw logits are to be changed. `logprobs` is how many
     log-probabilities each committed token comes with: its own and those of the most likely others.
+    `q` is what each draft was drawn from; None, or no `q` at all: one-hot at the draft.
     """
 
     tokens: Tokens
@@ -34,6 +42,8 @@ class Row:
     sampling: SamplingParams = SamplingParams()
     adjuster: Adjuster | None = None
     logprobs: int = 0
+    mode: VerifyMode = VerifyMode.MATCH
+    q: Sequence[CompactDistribution | None] = ()
 
     @property
     def end(self) -> int:
@@ -44,6 +54,11 @@ class Row:
     def drafted(self) -> Tokens:
         """The drafts."""
         return self.tokens[len(self.tokens) - self.drafts :]
+
+    @property
+    def stated(self) -> Sequence[CompactDistribution | None]:
+        """`q`, one for each draft."""
+        return self.q or (None,) * self.drafts
 
     @property
     def positions(self) -> range:

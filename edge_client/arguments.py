@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
-from draftwire.types import DEFAULT_ADDRESS
+from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.options import settings
 
 _EPILOG = """\
@@ -188,6 +188,12 @@ def _add_sampling(
         default=seed,
         metavar="N",
         help="of all that is random" + ("" if seed is not None else " (default: a random one)"),
+    )
+    group.add_argument(
+        "--verify-mode",
+        choices=[mode.value for mode in VerifyMode],
+        default=VerifyMode.MATCH.value,
+        help="how drafts are judged; typical is lossy: the text may not be the target's own",
     )
     group.add_argument(
         "--num-draft-tokens",

@@ -122,6 +122,7 @@ class AsyncStream:
                 sampling=self._settings.sampling,
                 stop=self._settings.stop,
                 logprobs=self._settings.logprobs,
+                mode=self._settings.mode,
             )
             if self._cancelled.is_set():
                 generation.cancel()
@@ -147,7 +148,7 @@ class AsyncStream:
                         generation,
                         output.text,
                         output.tokens,
-                        self._settings.sampling.seed,
+                        self._settings,
                         (started, first, last),
                     )
                     if self._done is not None:

@@ -41,7 +41,7 @@ def closing_line(summary: Summary) -> str:
         f"τ {summary.tau:.2f} · {drafts}"
         f"TTFT {summary.ttft_ms:.0f} ms · TPOT {summary.tpot_ms:.1f} ms · "
         f"RTT {summary.rtt_ms:.1f} ms · {summary.bytes.up} B up, {summary.bytes.down} B down · "
-        f"{summary.finish_reason.value}"
+        f"{summary.finish_reason.value}{' · typical: lossy' if summary.lossy else ''}"
     )
 
 
@@ -70,6 +70,8 @@ def as_json(summary: Summary) -> dict[str, object]:
         **_logprobs(summary),
         "finish_reason": summary.finish_reason.value,
         "seed": summary.seed,
+        "verify_mode": summary.verify_mode.value,
+        "lossy": summary.lossy,
         "tokens_per_s": round(summary.tokens_per_s, 3),
         "rounds": summary.rounds,
         "drafted": summary.drafted,

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from draftwire.adjust import Adjuster
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import CompactDistribution, SamplingParams, Tokens, VerifyMode
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafted token and the draft model's probability of it, in [0, 1]."""
+    """A drafted token and how likely it is to hold, in [0, 1]: the draft model's probability of it.
+
+    In `rejection` mode `q` is the distribution it was drawn from; None: one-hot at the token. The
+    confidence is then a function of q alone. Whether a draft is sent may depend on what it was
+    drawn from, never on what was drawn: else the output would not be distributed as p.
+    """
 
     token: int
     confidence: float
+    q: CompactDistribution | None = None
 
 
 class Drafter(Protocol):
@@ -25,10 +31,16 @@ class Drafter(Protocol):
     """
 
     async def begin(
-        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> int:
         """Start a generation: drafts are drawn with these parameters and their seed.
 
+        In `rejection` mode they state what they were drawn from, else they are the guesses at the
+        target's own token that `match` mode wants.
         The drafter owns the `adjuster`, if there is one, and changes its logits by it.
         Returns how many leading tokens of `context` the drafter's own context shares, for the
         `keep` of the first draft.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftwire.adjust import Adjuster
-from draftwire.types import SamplingParams
+from draftwire.types import SamplingParams, VerifyMode
 from edge_client.branch import Branch
 from edge_client.drafter import Drafter, Proposal
 
@@ -47,10 +47,12 @@ class DraftWorker:
         post: Callable[[Drafted], None],
         clock: Callable[[], float] = time.monotonic,
         adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> None:
         self._drafter = drafter
         self._sampling = sampling
         self._adjuster = adjuster
+        self._mode = mode
         self._post = post
         self._clock = clock
         self._begun = False
@@ -81,7 +83,7 @@ class DraftWorker:
         if drafted.proposal is None:
             self._drafter = None
         elif (drafted.position, drafted.forks) == (branch.end, branch.forks):
-            branch.push(drafted.proposal.token, drafted.proposal.confidence)
+            branch.push(drafted.proposal.token, drafted.proposal.confidence, drafted.proposal.q)
 
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""
@@ -97,7 +99,7 @@ class DraftWorker:
         first = not self._begun
         try:
             if first:
-                keep = await drafter.begin(self._sampling, tokens, self._adjuster)
+                keep = await drafter.begin(self._sampling, tokens, self._adjuster, self._mode)
                 del tokens[:keep]
                 self._begun = True
             proposal = await drafter.draft(keep, tokens)

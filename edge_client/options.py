@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from draftwire.errors import InvalidRequest
-from draftwire.types import MAX_TOP_LOGPROBS, SamplingParams, StopRules
+from draftwire.types import MAX_TOP_LOGPROBS, SamplingParams, StopRules, VerifyMode
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -45,6 +45,8 @@ class Options(TypedDict, total=False):
     """Tell each token's log-probability."""
     top_logprobs: int
     """Tell those of the likeliest so many as well."""
+    verify_mode: VerifyMode | str
+    """How drafts are judged: "match", "rejection" (both exact), or "typical", which is lossy."""
     num_draft_tokens: int | None
     """Drafts a round; 0: the cloud decodes alone; None: adapts."""
 
@@ -56,6 +58,7 @@ class Settings:
     sampling: SamplingParams
     stop: StopRules
     logprobs: int
+    mode: VerifyMode
     num_draft_tokens: int | None
 
 
@@ -77,6 +80,7 @@ def settings(
     ignore_eos: bool = False,
     logprobs: bool = False,
     top_logprobs: int = 0,
+    verify_mode: VerifyMode | str = VerifyMode.MATCH,
     num_draft_tokens: int | None = None,
 ) -> Settings:
     """The settings of these options. Raises `InvalidRequest` for values out of range."""
@@ -84,6 +88,11 @@ def settings(
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
     if num_draft_tokens is not None and num_draft_tokens < 0:
         raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    try:
+        mode = VerifyMode(verify_mode)
+    except ValueError:
+        modes = ", ".join(one.value for one in VerifyMode)
+        raise InvalidRequest(f"verify_mode is {verify_mode!r}, not one of {modes}") from None
     return Settings(
         sampling=SamplingParams(
             temperature=temperature,
@@ -104,5 +113,6 @@ def settings(
             ignore_eos=ignore_eos,
         ),
         logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
+        mode=mode,
         num_draft_tokens=num_draft_tokens,
     )

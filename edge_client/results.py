@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from draftwire.types import FinishReason, TokenLogprobs, Usage
+from draftwire.types import FinishReason, TokenLogprobs, Usage, VerifyMode
 from edge_client.branch import Origin
+from edge_client.options import Settings
 from edge_client.session import Generation
 from edge_client.transport import WireBytes
 
@@ -69,6 +70,12 @@ class Summary:
     bytes: WireBytes
     usage: Usage
     logprobs: tuple[TokenLogprobs, ...] = ()
+    verify_mode: VerifyMode = VerifyMode.MATCH
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the text may differ from what the target alone would have written."""
+        return self.verify_mode is VerifyMode.TYPICAL
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,7 +87,7 @@ def summarise(
     generation: Generation,
     text: str,
     tokens: Sequence[Token],
-    seed: int,
+    settings: Settings,
     times: tuple[float, float, float],
 ) -> Summary:
     """The summary of a finished generation; `times` are start, first and last token in seconds."""
@@ -94,7 +101,8 @@ def summarise(
         token_ids=tuple(token.id for token in tokens),
         logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
         finish_reason=finished.reason if finished else FinishReason.CANCELLED,
-        seed=seed,
+        seed=settings.sampling.seed,
+        verify_mode=settings.mode,
         rounds=usage.passes,
         drafted=generation.sent_tokens,
         accepted=accepted,

@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from draftwire.adjust import Adjuster
@@ -38,6 +39,7 @@ from draftwire.types import (
     TokenLogprobs,
     Tokens,
     Verdict,
+    VerifyMode,
     common_prefix,
     history_hash,
 )
@@ -96,6 +98,7 @@ class Session:
         sampling: SamplingParams | None = None,
         stop: StopRules | None = None,
         logprobs: int = 0,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
@@ -107,7 +110,7 @@ class Session:
         self.tokens = list(prompt)
         self.generation += 1
         self._last = Generation(
-            self, controller, sampling or SamplingParams(), stop or StopRules(), logprobs
+            self, controller, sampling or SamplingParams(), stop or StopRules(), logprobs, mode
         )
         return self._last
 
@@ -137,6 +140,7 @@ class Generation:
         sampling: SamplingParams,
         stop: StopRules,
         logprobs: int = 0,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
@@ -150,17 +154,20 @@ class Generation:
         self._sampling = sampling
         self._stop = stop
         self._logprobs = logprobs
-        self._branch = Branch(session.tokens)
+        self._mode = mode
+        self._branch = Branch(session.tokens, mode=mode)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._worker = DraftWorker(
             session.drafter,
-            sampling,
+            # Where acceptance is lossy the target goes on greedily, and so do good guesses.
+            replace(sampling, temperature=0.0) if mode is VerifyMode.TYPICAL else sampling,
             self._post,
             session.clock,
             Adjuster.of(sampling, stop, start=self._start, eos_token_ids=session.target_ends),
+            mode,
         )
         self._asked_at: float | None = None
         self._opened_with = 0  # tokens committed when the stream was opened
@@ -382,6 +389,7 @@ class Generation:
                 sampling=self._sampling,
                 stop=self._stop,
                 expected_target=session.target,
+                mode=self._mode,
                 logprobs=self._logprobs,
             )
         )

@@ -33,6 +33,7 @@ from draftwire.types import (
     ServingLimits,
     StopRules,
     TokenLogprobs,
+    VerifyMode,
 )
 from edge_client.drafters.table import TableDrafter
 from edge_client.output import Output
@@ -251,8 +252,15 @@ class World:
         stop: StopRules,
     ) -> FinishReason:
         asked = rng.choice([0, 0, 1, 3])
+        match = VerifyMode.MATCH
+        mode = rng.choice([match, match, match, VerifyMode.REJECTION, VerifyMode.TYPICAL])
         generation = session.generate(
-            prompt, RestlessController(rng), sampling=sampling, stop=stop, logprobs=asked
+            prompt,
+            RestlessController(rng),
+            sampling=sampling,
+            stop=stop,
+            logprobs=asked,
+            mode=mode,
         )
         cancelled = rng.random() < 0.2
         if cancelled:
@@ -271,7 +279,10 @@ class World:
         text = session.tokens[len(prompt) :]
         if leave_after is None:
             output.end(len(text), told=finished.reason is not FinishReason.CANCELLED)
-        whole, reason, words = self.reference(prompt, sampling, stop)
+        given = None if mode is match or sampling.greedy else heard
+        if given is not None and len(heard) < len(text):  # left before it had heard all of it
+            return finished.reason
+        whole, reason, words = self.reference(prompt, sampling, stop, given)
         if finished.reason is FinishReason.CANCELLED:
             assert cancelled or leave_after is not None
             assert text == whole[: len(text)] or stop.strings
@@ -303,9 +314,16 @@ class World:
             state = self.model.extend(state, token)
 
     def reference(
-        self, prompt: list[int], sampling: SamplingParams, stop: StopRules
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: StopRules,
+        given: list[int] | None = None,
     ) -> tuple[list[int], FinishReason, str]:
-        """What the target alone writes: one token at a time, from the rule itself."""
+        """What the target alone writes: one token at a time, from the rule itself.
+
+        Of a text that is `given`, because it is a draw, only where it ends.
+        """
         model, state = self.model, self.model.state_of(prompt)
         ids = np.arange(model.vocabulary_size)
         text: list[int] = []
@@ -316,7 +334,11 @@ class World:
             if sampling.temperature:
                 scaled = logits / sampling.temperature
                 logits = scaled + gumbel_at(sampling.seed, len(prompt) + len(text), ids)
-            text.append(int(np.argmax(logits)))
+            if given is not None and len(text) == len(given):
+                return text, FinishReason.CANCELLED, self.written(text)
+            choice = np.argmax(logits) if given is None else given[len(text)]
+            assert np.isfinite(logits[choice])
+            text.append(int(choice))
             state = model.extend(state, text[-1])
             if text[-1] == 0:
                 return text, FinishReason.STOP, self.written(text)

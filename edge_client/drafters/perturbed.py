@@ -11,7 +11,7 @@ from typing import Protocol
 
 from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Drafter, Proposal
 
 
@@ -44,10 +44,14 @@ class _Wrapper:
         return self._inner.max_context
 
     async def begin(
-        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> int:
         """Start a generation; returns how many leading tokens of `context` both contexts share."""
-        return min(await self._inner.begin(sampling, context, adjuster), self._agreed)
+        return min(await self._inner.begin(sampling, context, adjuster, mode), self._agreed)
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:
         """Let the wrapped drafter draft, at its usual cost, and propose what becomes of it."""

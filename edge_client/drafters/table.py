@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from draftwire.acceptance import match_token
+from draftwire.acceptance import match_token, quantize
 from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.sampling import distribution
 from draftwire.testing.table import TableModel
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Proposal
+from edge_client.drafters.propose import drawn
 
 
 class TableDrafter:
@@ -37,6 +38,7 @@ class TableDrafter:
         self._max_context = max_context
         self._sampling = SamplingParams()
         self._adjuster: Adjuster | None = None
+        self._mode = VerifyMode.MATCH
         # States after each token: rolling back is cutting the list.
         self._states = [model.initial]
         self._context: list[int] = []
@@ -52,11 +54,16 @@ class TableDrafter:
         return tuple(self._context)
 
     async def begin(
-        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> int:
         """Start a generation; returns how many leading tokens of `context` the own one shares."""
         self._sampling = sampling
         self._adjuster = adjuster
+        self._mode = mode
         shared = 0
         for ours, theirs in zip(self._context, context, strict=False):
             if ours != theirs:
@@ -110,9 +117,13 @@ class TableDrafter:
             if self._adjuster is not None:
                 self._adjuster.follow(self._context)
                 change = self._adjuster.adjustment()
-            token = match_token(logits, len(self._context), self._sampling, change)
-            p = distribution(logits, self._sampling, change)
-            proposal = Proposal(token, float(p[token]))
+            position = len(self._context)
+            q = distribution(logits, self._sampling, change)
+            if self._mode is VerifyMode.REJECTION and not self._sampling.greedy:
+                proposal = drawn(quantize(q), self._sampling.seed, position)
+            else:
+                token = match_token(logits, position, self._sampling, change)
+                proposal = Proposal(token, float(q[token]))
         if not self.always_wrong:
             return proposal
         # Never the same token, and never the end token, after which a session stops drafting.

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ MAX_COUNT = 2**32 - 1  # counts and positions travel as 32 bits
 SESSION_ID_BYTES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
+MAX_STATED_TOKENS = 64  # of a draft's distribution
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
 
@@ -257,7 +259,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactDistribution:
-    """A truncated, quantized distribution: weight i (0–255) belongs to token i, all else is 0."""
+    """A truncated, quantized distribution: weight i (0–255) belongs to token i, all else is 0.
+
+    Token ids rise: so they are distinct, and their differences travel in few bytes.
+    """
 
     tokens: Tokens
     weights: bytes
@@ -266,6 +271,17 @@ class CompactDistribution:
         check_tokens(self.tokens, "draft distribution")
         _require(len(self.tokens) == len(self.weights), "draft distribution: weights ≠ tokens")
         _require(any(self.weights), "draft distribution has no weight")
+        _require(
+            len(self.tokens) <= MAX_STATED_TOKENS,
+            f"draft distribution names more than {MAX_STATED_TOKENS} tokens",
+        )
+        _require(
+            all(a < b for a, b in pairwise(self.tokens)), "draft distribution: token ids must rise"
+        )
+
+    def weight(self, token: int) -> int:
+        """The weight of a token."""
+        return self.weights[self.tokens.index(token)] if token in self.tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

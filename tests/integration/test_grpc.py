@@ -55,7 +55,6 @@ from draftwire.types import (
     SamplingParams,
     ServingLimits,
     StopRules,
-    VerifyMode,
 )
 from draftwire.v1 import verifier_pb2 as pb
 from edge_client import transport as transport_module
@@ -286,7 +285,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DraftwireError]]] = {
     "model": ({"model": "other"}, ModelNotFound),
     "target": ({"expected_target": b"other"}, ModelChanged),
     "version": ({"protocol_version": 9}, ProtocolVersion),
-    "mode": ({"mode": VerifyMode.REJECTION}, UnsupportedParameter),
     "grammar": ({"grammar": Grammar(kind="regex", text="✋")}, UnsupportedParameter),
     "tokens": ({"history": History(tokens=(1, 2, 64))}, InvalidRequest),
     "length": ({"history": History(tokens=(1,) * 2048), "start": 2048}, PromptTooLong),

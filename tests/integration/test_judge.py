@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cloud_verifier.judge_reference import judge_row
 from cloud_verifier.target import Judgement, Row
 from draftwire.adjust import Adjuster
-from draftwire.types import SamplingParams, StopRules
+from draftwire.types import CompactDistribution, SamplingParams, StopRules, VerifyMode
 
 pytestmark = pytest.mark.models
 
@@ -43,6 +43,16 @@ def judge() -> ModuleType:
 
 
 @st.composite
+def stated_for(draw: st.DrawFn, draft: int) -> CompactDistribution | None:
+    """A distribution that the draft may come from; None stands for one-hot."""
+    if draw(st.booleans()):
+        return None
+    ids = sorted({draft, *draw(st.lists(tokens, max_size=6))})
+    weights = draw(st.lists(st.integers(1, 255), min_size=len(ids), max_size=len(ids)))
+    return CompactDistribution(tokens=ids, weights=bytes(weights))
+
+
+@st.composite
 def rows(draw: st.DrawFn) -> tuple[Row, np.ndarray]:
     """A row with its logits, and drafts that hold for a while."""
     text = draw(st.lists(tokens, min_size=1, max_size=6))
@@ -56,7 +66,10 @@ def rows(draw: st.DrawFn) -> tuple[Row, np.ndarray]:
     if adjuster is not None:
         adjuster.extend(text)
 
+    mode = draw(st.sampled_from(VerifyMode))
+
     def row(drafts: list[int]) -> Row:
+        stated = mode is VerifyMode.REJECTION and draw(st.booleans())
         return Row(
             tokens=[text[-1], *drafts],
             start=len(text) - 1,
@@ -65,6 +78,8 @@ def rows(draw: st.DrawFn) -> tuple[Row, np.ndarray]:
             sampling=params,
             adjuster=adjuster,
             logprobs=draw(st.sampled_from([0, 1, 3])),
+            mode=mode,
+            q=[draw(stated_for(draft)) for draft in drafts] if stated else (),
         )
 
     drafts: list[int] = []

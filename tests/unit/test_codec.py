@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,8 +147,8 @@ def opens(draw: st.DrawFn) -> Open:
 @st.composite
 def distributions(draw: st.DrawFn) -> CompactDistribution:
     weights = draw(st.binary(min_size=1, max_size=5).filter(any))
-    ids = draw(st.lists(token, min_size=len(weights), max_size=len(weights)))
-    return CompactDistribution(tokens=tuple(ids), weights=weights)
+    ids = draw(st.sets(token, min_size=len(weights), max_size=len(weights)))
+    return CompactDistribution(tokens=tuple(sorted(ids)), weights=weights)
 
 
 drafts = st.builds(
@@ -370,8 +371,11 @@ def test_a_value_out_of_range_is_refused(fields: dict[str, Any]) -> None:
         pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1], weights=b"\x01\x02")]),
         pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1], weights=b"\x00")]),
         pb.Draft(tokens=[1], q=[pb.CompactDistribution()]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1, 0], weights=b"\x01\x02")]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1] * 65, weights=b"\x01" * 65)]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[2**31], weights=b"\x01")]),
     ],
-    ids=["token", "parent", "weights", "all zero", "empty"],
+    ids=["token", "parent", "weights", "all zero", "empty", "twice", "many", "far"],
 )
 def test_a_draft_out_of_range_is_refused(draft: pb.Draft) -> None:
     with pytest.raises(InvalidRequest):
@@ -474,3 +478,31 @@ def test_an_open_again_does_not_grow_with_the_history() -> None:
         stop=StopRules(max_tokens=20_000),
     )
     assert len(pack_client(frame)) <= 180
+
+
+@pytest.mark.parametrize(("vocabulary", "most"), [(49_152, 58), (151_936, 64)])
+def test_a_stated_draft_takes_few_bytes(vocabulary: int, most: int) -> None:
+    """The draft's own id apart, whichever 16 tokens its distribution names: here as far apart and
+    as high as they can be, so that their differences take most."""
+    step = vocabulary // 16
+    ids = tuple(vocabulary - 1 - step * place for place in range(15, -1, -1))
+    q = CompactDistribution(tokens=ids, weights=bytes(range(240, 256)))
+    sizes = [
+        len(pack_client(Draft(base=1, epoch=0, tokens=(1,) * count, q=(q,) * count)))
+        for count in (1, 2)
+    ]
+    assert sizes[1] - sizes[0] - 1 <= most
+
+
+def test_half_of_the_differences_may_be_large_at_most() -> None:
+    """The worst case of a vocabulary of 151,936: nine differences of three bytes fit into it."""
+    large, small = 16_384, 128
+    ids = tuple(large * place for place in range(1, 10))
+    ids += tuple(ids[-1] + small * place for place in range(1, 8))
+    assert ids[-1] < 151_936
+    assert ids[-1] + large - small > 151_936
+    frame = Draft(
+        base=1, epoch=0, tokens=(1,), q=(CompactDistribution(tokens=ids, weights=b"\x01" * 16),)
+    )
+    plain = replace(frame, q=())
+    assert len(pack_client(frame)) - len(pack_client(plain)) <= 64

@@ -15,7 +15,7 @@ from draftwire.errors import InvalidRequest
 from draftwire.noise import derive_seed
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.table import TableModel
-from draftwire.types import Draft, FinishReason, SamplingParams, StopRules, Verdict
+from draftwire.types import Draft, FinishReason, SamplingParams, StopRules, Verdict, VerifyMode
 from edge_client.results import Summary
 
 FLAT = TableModel(vocabulary_size=320, states=32, sharpness=1.0)  # repeats itself, and never ends
@@ -127,8 +127,12 @@ def test_a_request_alone_and_among_seven_others_gets_the_same() -> None:
         {"sampling": SamplingParams(frequency_penalty=1.0), "logprobs": 3},
         {"sampling": SamplingParams(temperature=2.0, top_k=5, logit_bias={3: 4.0}, seed=3)},
         {"sampling": SamplingParams(temperature=0.9, top_p=0.7, seed=4), "logprobs": 1},
-        {"stop": StopRules(max_tokens=12, min_tokens=12)},
-        {"sampling": SamplingParams(temperature=1.5, min_p=0.1, presence_penalty=1.0)},
+        {
+            "sampling": SamplingParams(temperature=1.5, presence_penalty=1.0, seed=5),
+            "stop": StopRules(max_tokens=12, min_tokens=12, strings=(" the", "of")),
+            "mode": VerifyMode.REJECTION,
+        },
+        {"sampling": SamplingParams(temperature=1.5, min_p=0.1), "mode": VerifyMode.TYPICAL},
     ]
     frames = [
         (
@@ -154,6 +158,32 @@ def test_a_request_alone_and_among_seven_others_gets_the_same() -> None:
     assert answers(together, *range(8)) == [answers(Verifier(), name)[0] for name in range(8)]
     assert max(len(rows) for rows in together.target.passes) == 8
     assert ENGINES.vocabulary_size == 50
+
+
+# ------------------------------------------------------------------ modes
+
+
+@pytest.mark.parametrize("mode", ["match", "rejection", "typical"])
+def test_the_summary_says_how_drafts_were_judged_and_whether_that_is_lossy(mode: str) -> None:
+    summary = read(verify_mode=mode, temperature=0.9, seed=3, max_tokens=20)
+    assert summary.verify_mode is VerifyMode(mode)
+    assert summary.lossy == (mode == "typical")
+
+
+@pytest.mark.parametrize("mode", VerifyMode)
+def test_greedy_text_is_the_targets_own_in_every_mode(mode: VerifyMode) -> None:
+    assert read(verify_mode=mode).token_ids == read(num_draft_tokens=0).token_ids
+
+
+def test_a_rejection_text_is_told_by_its_seed_where_drafts_are() -> None:
+    options = {"verify_mode": "rejection", "temperature": 0.9, "max_tokens": 20, "model": FLAT}
+    assert read(seed=3, **options).token_ids == read(seed=3, **options).token_ids
+    assert read(seed=3, **options).token_ids != read(seed=4, **options).token_ids
+
+
+def test_a_mode_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="'best', not one of match, rejection, typical"):
+        read(verify_mode="best")
 
 
 # ------------------------------------------------------------------ several outputs

@@ -14,7 +14,7 @@ import pytest
 from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.testing.table import TableModel
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Drafter, Proposal
 from edge_client.drafters.perturbed import NoisyDrafter, RandomDrafter, WrongDrafter
 from edge_client.drafters.propose import Proposer
@@ -41,9 +41,14 @@ class TableDraft:
         self._proposer.perturb_logits(size, seed)
 
     async def begin(
-        self, sampling: SamplingParams, context: Tokens, adjuster: Adjuster | None = None
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> int:
         assert adjuster is None
+        assert mode is VerifyMode.MATCH
         self._sampling = sampling
         return sum(1 for _ in takewhile(bool, map(eq, self.tokens, context)))
 

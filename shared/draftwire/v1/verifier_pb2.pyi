@@ -481,7 +481,9 @@ class CompactDistribution(_message.Message):
     weights: _builtins.bytes
     """One byte a token, proportional to its probability; never all 0."""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids, rising, at most 64: the first, then each one's difference from the one before."""
+
     def __init__(
         self,
         *,
