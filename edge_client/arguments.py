@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
@@ -47,6 +48,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--raw", action="store_true", help="continue the prompt itself, without the chat template"
     )
     generate.add_argument("--json", action="store_true", help="print one JSON object instead")
+    generate.add_argument(
+        "--prediction",
+        type=_content,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="a text that the answer is expected to repeat for the most part",
+    )
     generate.add_argument(
         "--top-logprobs",
         type=int,
@@ -107,6 +115,13 @@ def _add_demo(commands: Any) -> None:
     )
     demo.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     _add_sampling(demo, max_tokens=200, seed=0)
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"can't read {path}: {error}") from None
 
 
 def _drafter(text: str) -> str:
@@ -194,6 +209,11 @@ def _add_sampling(
         choices=[mode.value for mode in VerifyMode],
         default=VerifyMode.MATCH.value,
         help="how drafts are judged; typical is lossy: the text may not be the target's own",
+    )
+    group.add_argument(
+        "--prompt-lookup",
+        action="store_true",
+        help="draft what followed the same tokens earlier in the text, where it repeats itself",
     )
     group.add_argument(
         "--num-draft-tokens",

@@ -20,7 +20,9 @@ from draftwire.noise import derive_seed
 from draftwire.types import FinishReason, ModelCard
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
+from edge_client.drafters.lookup import LookupDrafter
 from edge_client.failover import transport_to
+from edge_client.lookup_controller import LookupController
 from edge_client.options import Options, Settings, settings
 from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
@@ -118,7 +120,7 @@ class AsyncStream:
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
                 self._prompt,
-                self._controller,
+                self._look_up(session),
                 sampling=self._settings.sampling,
                 stop=self._settings.stop,
                 logprobs=self._settings.logprobs,
@@ -153,6 +155,19 @@ class AsyncStream:
                     )
                     if self._done is not None:
                         self._done(self._summary)
+
+    def _look_up(self, session: Session) -> Controller:
+        """Let the session look drafts up first, if asked to; the controller to draft by."""
+        settings = self._settings
+        if not settings.prompt_lookup and not settings.prediction:
+            return self._controller
+        prediction = self._client._expected(settings.prediction)
+        session.drafter = lookup = LookupDrafter(
+            session.drafter, start=len(self._prompt), prediction=prediction
+        )
+        if settings.num_draft_tokens is not None:
+            return self._controller
+        return LookupController(self._controller, lookup)
 
 
 class Turn:
@@ -361,6 +376,13 @@ class AsyncEdgeClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _expected(self, prediction: str | Sequence[int]) -> list[int]:
+        """Token ids of an output that is expected: text or ids, without a beginning token."""
+        if not isinstance(prediction, str):
+            return list(prediction)
+        tokens = self.tokenizer.encode(prediction)
+        return tokens[1:] if tokens and not self.tokenizer.piece(tokens[0]) else tokens
 
     def _controller(self, num_draft_tokens: int | None) -> Controller:
         if num_draft_tokens is None:

@@ -47,10 +47,11 @@ class Drafter(Protocol):
         """
         ...
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate the context to its first `keep` tokens, append `tokens`, propose the next.
 
-        The proposal is appended to the context. Rolling back is what a smaller `keep` does.
+        None where it has nothing to propose: it may have after another token. A proposal is
+        appended to the context. Rolling back is what a smaller `keep` does.
         Raises `CannotRollBack` if the model refuses to.
         """
         ...

@@ -47,6 +47,11 @@ class Options(TypedDict, total=False):
     """Tell those of the likeliest so many as well."""
     verify_mode: VerifyMode | str
     """How drafts are judged: "match", "rejection" (both exact), or "typical", which is lossy."""
+    prompt_lookup: bool
+    """Draft what followed the same tokens earlier in the text, before asking the draft model."""
+    prediction: str | Sequence[int]
+    """The output that is expected, text or token ids: drafted as long as it holds, and again from
+    where the output agrees with it again. Looks up as `prompt_lookup` does."""
     num_draft_tokens: int | None
     """Drafts a round; 0: the cloud decodes alone; None: adapts."""
 
@@ -59,6 +64,8 @@ class Settings:
     stop: StopRules
     logprobs: int
     mode: VerifyMode
+    prompt_lookup: bool
+    prediction: str | Sequence[int]
     num_draft_tokens: int | None
 
 
@@ -81,6 +88,8 @@ def settings(
     logprobs: bool = False,
     top_logprobs: int = 0,
     verify_mode: VerifyMode | str = VerifyMode.MATCH,
+    prompt_lookup: bool = False,
+    prediction: str | Sequence[int] = (),
     num_draft_tokens: int | None = None,
 ) -> Settings:
     """The settings of these options. Raises `InvalidRequest` for values out of range."""
@@ -114,5 +123,7 @@ def settings(
         ),
         logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
         mode=mode,
+        prompt_lookup=prompt_lookup,
+        prediction=prediction,
         num_draft_tokens=num_draft_tokens,
     )

@@ -238,7 +238,8 @@ class Generation:
     def _plan(self) -> Plan:
         """The controller's plan; where the drafter has no more to say, the cloud goes on alone."""
         branch = self._branch
-        if not branch.tail and branch.end >= self._worker.max_context:
+        beyond = branch.end >= self._worker.max_context
+        if not branch.tail and (beyond or self._worker.dry(branch)):
             return Plan.cloud_alone()
         return self._controller.plan(
             View(
@@ -267,6 +268,7 @@ class Generation:
         return (
             len(branch.tail) < plan.window
             and branch.end < min(self._reach, self._worker.max_context)
+            and not self._worker.dry(branch)
             and not (branch.tail and self._extent.ends_draft(branch.tail[-1]))
         )
 

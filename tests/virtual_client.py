@@ -11,7 +11,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.service import VerifierService
 from cloud_verifier.table_target import TableTarget
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryTransport
+from draftwire.testing.memory import MemoryFaults, MemoryTransport
 from draftwire.testing.table import TableModel, TableTokenizer
 from edge_client import AsyncEdgeClient
 from edge_client.drafters.table import TableDrafter
@@ -24,7 +24,10 @@ PROMPT = "the cat"
 
 @contextlib.asynccontextmanager
 async def serving(
-    model: TableModel = MODEL, draft_model: TableModel | None = None, drafters: int = 1
+    model: TableModel = MODEL,
+    draft_model: TableModel | None = None,
+    drafters: int = 1,
+    delay_s: float = 0.0,
 ) -> AsyncIterator[tuple[AsyncEdgeClient, Engine]]:
     engine = Engine(TableTarget(model), clock=asyncio.get_running_loop().time)
 
@@ -34,7 +37,7 @@ async def serving(
 
     service = VerifierService(engine, compute, asyncio.get_running_loop().time)
     running = asyncio.create_task(service.run())
-    transport = MemoryTransport(service.decode, engine.card)
+    transport = MemoryTransport(service.decode, engine.card, MemoryFaults(delay_s=delay_s))
     ours = [
         TableDrafter(draft_model or model.perturbed(0.2, 1), draft_time_s=0.001)
         for _ in range(drafters)

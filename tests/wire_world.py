@@ -35,6 +35,7 @@ from draftwire.types import (
     TokenLogprobs,
     VerifyMode,
 )
+from edge_client.drafters.lookup import LookupDrafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.output import Output
 from edge_client.plan import Plan, Round, View
@@ -254,6 +255,14 @@ class World:
         asked = rng.choice([0, 0, 1, 3])
         match = VerifyMode.MATCH
         mode = rng.choice([match, match, match, VerifyMode.REJECTION, VerifyMode.TYPICAL])
+        drafter = session.drafter
+        if rng.random() < 0.3:
+            expected, _, _ = self.reference(prompt, sampling, stop)
+            for _ in range(rng.choice([0, 1, 4])):
+                expected.insert(rng.randint(0, len(expected)), rng.randint(1, 5))
+            session.drafter = LookupDrafter(
+                drafter, start=len(prompt), prediction=rng.choice([expected, []])
+            )
         generation = session.generate(
             prompt,
             RestlessController(rng),
@@ -274,13 +283,14 @@ class World:
                 output.take(commit, generation.logprobs[output.committed :])
                 if leave_after is not None and len(heard) >= leave_after:
                     break
+        session.drafter = drafter
         finished = generation.finished
         assert finished is not None
         text = session.tokens[len(prompt) :]
         if leave_after is None:
             output.end(len(text), told=finished.reason is not FinishReason.CANCELLED)
         given = None if mode is match or sampling.greedy else heard
-        if given is not None and len(heard) < len(text):  # left before it had heard all of it
+        if given is not None and leave_after is not None:  # it has not heard all of it
             return finished.reason
         whole, reason, words = self.reference(prompt, sampling, stop, given)
         if finished.reason is FinishReason.CANCELLED:

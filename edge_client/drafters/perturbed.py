@@ -53,7 +53,7 @@ class _Wrapper:
         """Start a generation; returns how many leading tokens of `context` both contexts share."""
         return min(await self._inner.begin(sampling, context, adjuster, mode), self._agreed)
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Let the wrapped drafter draft, at its usual cost, and propose what becomes of it."""
         if not 0 <= keep <= self._agreed + len(self._own):
             raise InvalidRequest(f"can't keep {keep} tokens of the drafter's context")
@@ -67,6 +67,8 @@ class _Wrapper:
         except InvalidRequest:  # which changes no context
             self._agreed, self._own = before
             raise
+        if proposal is None:
+            return None
         proposal = self._replace(proposal, self._agreed)
         self._own = [proposal.token]
         return proposal
