@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloud_verifier.target import STOP_STRINGS
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
@@ -15,8 +16,7 @@ from draftwire.errors import (
     UnsupportedParameter,
     VocabularyMismatch,
 )
-from draftwire.sampling import unsupported
-from draftwire.types import Draft, ModelCard, Open, Tokens
+from draftwire.types import MAX_TOP_LOGPROBS, Draft, ModelCard, Open, Tokens
 
 
 def check_open(opening: Open, card: ModelCard) -> None:
@@ -52,6 +52,18 @@ def check_open(opening: Open, card: ModelCard) -> None:
         )
     _check_ids(opening.history.tokens, card, "the prompt")
     _check_ids(opening.stop.token_ids, card, "stop token ids")
+    _check_ids(tuple(opening.sampling.logit_bias), card, "logit_bias")
+    if opening.logprobs > MAX_TOP_LOGPROBS + 1:
+        raise InvalidRequest(
+            f"{opening.logprobs - 1} top logprobs are asked for, at most {MAX_TOP_LOGPROBS} told",
+            remedy="ask for fewer",
+        )
+    ends = opening.stop.ends(target.eos_token_ids)
+    if opening.stop.min_tokens and len(ends) >= card.vocabulary_size:
+        raise InvalidRequest(
+            "min_tokens leaves no token to choose: every one is an end token",
+            remedy="leave out min_tokens, or name fewer stop tokens",
+        )
     if opening.start >= card.limits.max_context:
         raise PromptTooLong(
             f"the prompt has {opening.start} tokens, the context holds {card.limits.max_context} "
@@ -94,10 +106,18 @@ def check_draft(draft: Draft, card: ModelCard) -> None:
     """Raise the error of the first thing in `draft` that `card` does not serve."""
     if draft.parents:
         raise UnsupportedParameter("tree drafts are not served here", remedy="send plain drafts")
-    if draft.q:
-        raise UnsupportedParameter(
-            "draft distributions belong to rejection mode", remedy="leave q out"
+    if draft.q and len(draft.q) != len(draft.tokens):
+        raise InvalidRequest(
+            f"{len(draft.tokens)} drafts came with {len(draft.q)} distributions",
+            remedy="send one for each draft, or none",
         )
+    for token, q in zip(draft.tokens, draft.q, strict=False):
+        _check_ids(q.tokens, card, "a draft distribution")
+        if not q.weight(token):
+            raise InvalidRequest(
+                f"draft {token} has no weight in its own distribution",
+                remedy="send the distribution that was sampled from, or none",
+            )
     _check_ids(draft.tokens, card, "the draft")
 
 
@@ -106,13 +126,10 @@ def _unsupported(opening: Open, card: ModelCard) -> list[str]:
     asked = {
         f"verify_mode {opening.mode.value} (served: {', '.join(modes)})": opening.mode
         not in card.verify_modes,
-        "stop strings": bool(opening.stop.strings),
-        "min_tokens": opening.stop.min_tokens > 0,
+        "stop strings": bool(opening.stop.strings) and STOP_STRINGS not in card.features,
         "grammar": opening.grammar is not None,
-        "logprobs": opening.logprobs > 0,
     }
     refused = [name for name, wanted in asked.items() if wanted]
-    refused += unsupported(opening.sampling)
     refused += [
         f"feature {name!r} (served: {', '.join(card.features) or 'none'})"
         for name in opening.required_features

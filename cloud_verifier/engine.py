@@ -182,7 +182,7 @@ class Engine:
         if self.draining:
             raise Draining("the verifier is shutting down", remedy="use another one")
         known = self.active.get(opening.session_id) or self.idle.get(opening.session_id)
-        session = known or Session(opening.session_id, stream.owner, self.card)
+        session = known or Session(opening.session_id, stream.owner, self.card, self.target.piece)
         if session.owner != stream.owner:
             raise PermissionDenied("the session belongs to another key")
         check_open(opening, self.card)
@@ -197,7 +197,7 @@ class Engine:
         if not resumed:
             session.begun_at = at
             session.cached = min(session.kv.length, session.start)
-        self.observer.opened(session.start, session.kv.length, resumed=resumed)
+        self.observer.opened(session.start, session.kv.length, session.mode, resumed=resumed)
         logger.info("resumed" if resumed else "opened", extra={"session": session.id.hex()})
         if fenced is not None:
             later = Superseded(

@@ -16,13 +16,13 @@ from cloud_verifier.attention import IMPLEMENTATION, Need, PagedKV, Span, choose
 from cloud_verifier.cuda_graphs import graphed, wanted
 from cloud_verifier.deterministic import FIXED, FixedForward, check, check_settings
 from cloud_verifier.forward import Forward, PackedForward
+from cloud_verifier.judge import judge
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.outline import outline
 from cloud_verifier.rollback import PROBE, probe, windows_of
-from cloud_verifier.target import Judgement, Row
-from cloud_verifier.verify import choose
+from cloud_verifier.target import STOP_STRINGS, Judgement, Row
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
-from draftwire.types import ModelCard, SamplingParams, ServingLimits
+from draftwire.types import ModelCard, SamplingParams, ServingLimits, VerifyMode
 
 _AGREE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -46,8 +46,13 @@ class HFTarget:
     ) -> None:
         """Prefer `load`. `limits.max_context` must fit the model and `kv_tokens`."""
         self._model: PreTrainedModel | None = loaded.model
+        self._pieces = loaded.pieces or ()
         self._card = ModelCard(
-            target=loaded.identity, limits=limits, vocabulary_size=loaded.vocabulary_size
+            target=loaded.identity,
+            limits=limits,
+            vocabulary_size=loaded.vocabulary_size,
+            features=(STOP_STRINGS,) if self._pieces else (),
+            verify_modes=tuple(VerifyMode),
         )
         shapes, expected = probe(loaded.model, loaded.identity.model)
         model = loaded.model
@@ -200,6 +205,10 @@ class HFTarget:
         """Memory of the KV pools, bytes."""
         return self._kv.size_bytes
 
+    def piece(self, token: int) -> bytes:
+        """The token's text as bytes; empty for special tokens and padding of the vocabulary."""
+        return self._pieces[token] if token < len(self._pieces) else b""
+
     @contextmanager
     def plain(self, *, linear_layers: bool = True) -> Iterator[PreTrainedModel]:
         """The same model object as transformers ships it, for comparison.
@@ -229,23 +238,7 @@ class HFTarget:
             return []
         self._check(rows)
         with torch.inference_mode():
-            judged = [row for row in rows if row.judge]
-            positions = [
-                position
-                for row in judged
-                for position in range(_end(row) - row.drafts, _end(row) + 1)
-            ]
-            sampling = [row.sampling for row in judged for _ in range(row.drafts + 1)]
-            chosen = choose(self.logits(rows), positions, sampling)
-        judgements: list[Judgement | None] = []
-        at = 0
-        for row in rows:
-            if not row.judge:
-                judgements.append(None)
-                continue
-            judgements.append(_judge(row, chosen[at : at + row.drafts + 1]))
-            at += row.drafts + 1
-        return judgements
+            return judge(rows, self.logits(rows))
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Run one pass and return logits, `[N, vocab]` in the model's dtype.
@@ -305,8 +298,8 @@ class HFTarget:
                 raise InternalError(
                     f"a row holds a token id outside the vocabulary of {vocabulary}"
                 )
-            if len(row.blocks) * self.block_size < _end(row):
-                raise InternalError(f"a row ends at {_end(row)}, past its {len(row.blocks)} blocks")
+            if len(row.blocks) * self.block_size < row.end:
+                raise InternalError(f"a row ends at {row.end}, past its {len(row.blocks)} blocks")
             if min(row.blocks) < 0 or max(row.blocks) >= blocks:
                 raise InternalError(f"a row names a block outside the {blocks} there are")
 
@@ -351,16 +344,3 @@ def _check_attention(
         shapes = outline(config, trust_remote_code=trust_remote_code).shapes
         need = Need.of(config, shapes, device=device, dtype=dtype)
         wanted(cuda_graphs, choose_backend(attention, need), device)
-
-
-def _end(row: Row) -> int:
-    return row.start + len(row.tokens)
-
-
-def _judge(row: Row, chosen: Sequence[int]) -> Judgement:
-    """Accept the drafts that the target would have chosen, up to the first it would not."""
-    drafts = row.tokens[len(row.tokens) - row.drafts :]
-    accepted = 0
-    while accepted < row.drafts and drafts[accepted] == chosen[accepted]:
-        accepted += 1
-    return Judgement(accepted, chosen[accepted])

@@ -28,6 +28,7 @@ from cloud_verifier import quantization
 from cloud_verifier.deterministic import MARK, check_device
 from cloud_verifier.gguf_conversion import file_digest, without_progress_bars
 from cloud_verifier.model_source import ModelSource, check_code, locate
+from cloud_verifier.pieces import token_pieces
 from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
 from cloud_verifier.rotary import longest_context
@@ -47,7 +48,8 @@ class LoadedTarget:
 
     `max_context` is the model's own, in tokens, and `context_reason` why it is less than the
     model states. `revision` is the hub's commit, None for what is not from a hub. `deterministic`:
-    passes are to be as the module of that name has them, which `identity` says.
+    passes are to be as the module of that name has them, which `identity` says. `pieces` are the
+    bytes of each token's text, None where they can't be told.
     """
 
     model: PreTrainedModel
@@ -57,6 +59,7 @@ class LoadedTarget:
     context_reason: str = ""
     revision: str | None = None
     deterministic: bool = False
+    pieces: Sequence[bytes] | None = None
 
 
 def load_target(
@@ -111,7 +114,7 @@ def load_target(
         )
     size = megabytes(sum(file.stat().st_size for file in weights))
     with step(report, f"loading {source}, {size}"):
-        model, mark = _read(
+        model, mark, pieces = _read(
             found, source, config, torch_dtype, torch_device, trust_remote_code=trust_remote_code
         )
     used = made_by = str(model.dtype).removeprefix("torch.")
@@ -139,6 +142,7 @@ def load_target(
         context_reason=reason,
         revision=found.revision,
         deterministic=deterministic,
+        pieces=pieces,
     )
 
 
@@ -150,8 +154,8 @@ def _read(
     device: torch.device,
     *,
     trust_remote_code: bool,
-) -> tuple[PreTrainedModel, bytes]:
-    """The model on its device, and the fingerprint of its vocabulary."""
+) -> tuple[PreTrainedModel, bytes, Sequence[bytes] | None]:
+    """The model on its device, and the fingerprint of its vocabulary and its tokens' text."""
     try:
         with without_progress_bars():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -163,7 +167,7 @@ def _read(
                 device_map=None if device.type == "cpu" else {"": device},
             )
         tokenizer = load_tokenizer(found.directory, trust_remote_code)
-        return model.train(False), vocabulary_fingerprint(tokenizer)
+        return model.train(False), vocabulary_fingerprint(tokenizer), token_pieces(tokenizer)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadFailed(
             f"{source} can't be loaded: {error}",

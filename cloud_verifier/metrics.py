@@ -84,6 +84,12 @@ class PrometheusObserver(Tally):
                 _labelled(self.ends),
             ),
             (
+                "generations",
+                "Generations opened, by how drafts are judged; typical is lossy.",
+                ("verify_mode",),
+                _labelled(self.modes),
+            ),
+            (
                 "errors",
                 "Streams ended by an error.",
                 ("code",),

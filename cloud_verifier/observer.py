@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloud_verifier.sessions import Session
-from draftwire.types import Finished, FinishReason, ServerFrame, Verdict
+from draftwire.types import Finished, FinishReason, ServerFrame, Verdict, VerifyMode
 
 
 class Observer:
@@ -15,8 +15,10 @@ class Observer:
     speaks of passes and generations, the event loop's of frames; of errors, each of its own.
     """
 
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
-        """A stream opened a generation, or resumed one.
+    def opened(
+        self, prompt_tokens: int, cached_tokens: int, mode: VerifyMode, *, resumed: bool
+    ) -> None:
+        """A stream opened a generation, or resumed one, whose drafts are judged in this mode.
 
         The KV of `cached_tokens`, which may be more than the prompt's, is there already.
         """

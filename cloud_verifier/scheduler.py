@@ -48,6 +48,10 @@ class Share:
             drafts=self.drafts,
             judge=self.judge,
             sampling=session.sampling,
+            adjuster=session.adjuster,
+            logprobs=session.logprobs,
+            mode=session.mode,
+            q=session.stated[: self.drafts],
         )
 
 

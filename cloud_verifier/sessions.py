@@ -6,13 +6,23 @@ numbers or touches a model: frames and judgements go in, frames come out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cloud_verifier.allowance import Allowance
 from cloud_verifier.kv_cache import BlockTable
 from cloud_verifier.target import Judgement
-from draftwire.errors import LimitExceeded, ProtocolViolation, SessionGone, Superseded
+from draftwire.adjust import Adjuster
+from draftwire.errors import (
+    LimitExceeded,
+    ProtocolViolation,
+    SessionGone,
+    Superseded,
+    UnsupportedParameter,
+)
+from draftwire.stopping import StopSearch
 from draftwire.types import (
+    CompactDistribution,
     Draft,
     Finished,
     FinishReason,
@@ -25,9 +35,11 @@ from draftwire.types import (
     ServerFrame,
     StopRules,
     Timing,
+    TokenLogprobs,
     Tokens,
     Usage,
     Verdict,
+    VerifyMode,
     common_prefix,
     history_hash,
 )
@@ -49,21 +61,36 @@ class Session:
     """One client's session. It outlives streams and generations.
 
     `tokens` are committed, prompt included; `pending` are drafts after them, not yet judged.
+    Where a stop string ended the text they go on to its last token: the client, which truncates
+    them, must have heard of that one to know what else is text.
     The verifier may go on alone up to `anchor + credit` (rule 14). `stream` is whoever opened
     it last, None when detached.
     """
 
-    def __init__(self, session_id: bytes, owner: str, card: ModelCard) -> None:
+    def __init__(
+        self,
+        session_id: bytes,
+        owner: str,
+        card: ModelCard,
+        piece: Callable[[int], bytes] = lambda token: b"",  # noqa: ARG005
+    ) -> None:
         self.id = session_id
         self.owner = owner
         self.card = card
+        self.piece = piece  # a token's text, for stop strings
         self.kv = BlockTable(owner)
         self.tokens: list[int] = []
         self.attempt = 0
         self.generation = 0
         self.start = 0
         self.sampling = SamplingParams()
+        self.mode = VerifyMode.MATCH
         self.stop = StopRules()
+        self.logprobs = 0
+        self.told: list[TokenLogprobs] = []  # of the tokens from `told_from` on, if asked for
+        self.told_from = 0
+        self.adjuster: Adjuster | None = None
+        self.search: StopSearch | None = None
         self.end_tokens: frozenset[int] = frozenset()
         self.reach = 0
         self.finish: FinishReason | None = None
@@ -79,6 +106,7 @@ class Session:
     def _forget_stream(self) -> None:
         self.stream = None
         self.pending: list[int] = []
+        self.stated: list[CompactDistribution | None] = []  # what each pending draft came from
         self.credit = 0
         self.anchor = len(self.tokens)
         self.epoch = 0
@@ -131,7 +159,8 @@ class Session:
             )
         ]
         if missed := self.tokens[known:]:
-            frames.append(Verdict(base=known, accepted=0, next=tuple(missed)))
+            told = tuple(self.told[known - self.told_from :]) if self.logprobs else ()
+            frames.append(Verdict(base=known, accepted=0, next=tuple(missed), logprobs=told))
         if self.finish is not None:
             frames.append(self._finished(self.finish))
         return frames
@@ -139,18 +168,33 @@ class Session:
     def _continues(self, opening: Open, history: list[int]) -> bool:
         return (
             (opening.generation, opening.start) == (self.generation, self.start)
-            and (opening.sampling, opening.stop) == (self.sampling, self.stop)
+            and (opening.sampling, opening.stop, opening.mode)
+            == (self.sampling, self.stop, self.mode)
+            and opening.logprobs == self.logprobs
+            # Log-probabilities of tokens that came with a history are not known here.
+            and (not self.logprobs or len(history) >= self.told_from)
             and self.tokens[: len(history)] == history
         )
 
     def _begin(self, opening: Open, history: list[int]) -> None:
         self.generation, self.start = opening.generation, opening.start
-        self.sampling, self.stop = opening.sampling, opening.stop
+        self.sampling, self.stop, self.mode = opening.sampling, opening.stop, opening.mode
         self.end_tokens = self.stop.ends(self.card.target.eos_token_ids)
         self.reach = self.reach_of(opening)
+        rules = self.stop
+        self.search = StopSearch(rules.strings, rules.min_tokens) if rules.strings else None
         self.passes = self.drafted = self.accepted = 0
         kept, self.finish = self._stop_within(opening.start, history[opening.start :])
         self.tokens = history[: opening.start + kept]
+        self.logprobs, self.told, self.told_from = opening.logprobs, [], len(self.tokens)
+        self.adjuster = Adjuster.of(
+            self.sampling,
+            self.stop,
+            start=self.start,
+            eos_token_ids=self.card.target.eos_token_ids,
+        )
+        if self.adjuster is not None:
+            self.adjuster.extend(self.tokens)
 
     # ---------------------------------------------------------------- frames (rules 12–13, 23)
 
@@ -159,13 +203,17 @@ class Session:
 
         Raises `ProtocolViolation` for a base out of place and `LimitExceeded`.
         """
+        if frame.q and self.mode is not VerifyMode.REJECTION:
+            raise UnsupportedParameter(
+                "draft distributions belong to rejection mode", remedy="leave q out"
+            )
         if self.finish is not None or frame.epoch <= self.dead_epoch:
             return len(frame.tokens)
         if frame.epoch < self.epoch:
             raise ProtocolViolation(f"epoch went back from {self.epoch} to {frame.epoch}")
         if frame.epoch > self.epoch:
             self.epoch = frame.epoch
-            self.pending.clear()
+            self._drop_pending()
         length = len(self.tokens)
         tip = length + len(self.pending)
         if frame.base != tip and (frame.base > tip or self.pending or frame.base < self.start):
@@ -176,10 +224,11 @@ class Session:
         overlap = max(0, min(length, frame.end) - frame.base)
         if tuple(self.tokens[frame.base : frame.base + overlap]) != tuple(frame.tokens[:overlap]):
             self.dead_epoch = frame.epoch
-            self.pending.clear()
+            self._drop_pending()
             return len(frame.tokens)
         self._check_limits(len(self.pending) + len(frame.tokens) - overlap, frame.credit)
         self.pending.extend(frame.tokens[overlap:])
+        self.stated.extend((frame.q or (None,) * len(frame.tokens))[overlap:])
         self.credit, self.anchor = frame.credit, frame.end
         return overlap
 
@@ -241,13 +290,17 @@ class Session:
         base, waiting, held = len(self.tokens), len(self.pending), 0
         drafts = self.pending[:judged]
         out = drafts[: judgement.accepted]
-        if len(out) < judged or not judged or self.credit >= 1:
+        if len(out) < judged or not judged or (self.credit >= 1 and self._bonus_counts(judged)):
             out.append(judgement.token)
         kept, reason = self._stop_within(base, out)
         del out[kept:]
         accepted = common_prefix(out, drafts)  # equality decides, not what drew it (rule 17)
 
         self.tokens.extend(out)
+        told = tuple(judgement.logprobs[: len(out)])
+        self.told.extend(told)
+        if self.adjuster is not None:
+            self.adjuster.extend(out)
         self.kv.length = min(base + accepted, len(self.tokens) - 1)
         self.passes += 1
         self.drafted += judged
@@ -263,6 +316,7 @@ class Session:
                 next=tuple(out[accepted:]),
                 timing=timing,
                 hint=hint if hint != self.hinted else None,
+                logprobs=told,
             )
         ]
         self.hinted = hint
@@ -271,21 +325,36 @@ class Session:
         self.dropped = waiting - len(self.pending) - max(judged, held)
         return frames
 
+    def _bonus_counts(self, judged: int) -> bool:
+        """Whether a bonus token may follow (rule 16).
+
+        In `rejection` mode not where more drafts wait: compared with one, a token from p equals it
+        less often than one drawn for it would be accepted.
+        """
+        return self.mode is not VerifyMode.REJECTION or judged == len(self.pending)
+
     def _reconcile(self, out: Tokens, accepted: int) -> int:
         """Hold pending against what was committed (rules 13 and 16); returns how many held."""
         common = common_prefix(self.pending, out)
         if common < min(len(self.pending), len(out)):
             self.dead_epoch = self.epoch
-            self.pending.clear()
+            self._drop_pending()
             self.anchor = len(self.tokens) - len(out) + accepted
         else:
-            del self.pending[:common]
+            del self.pending[:common], self.stated[:common]
         return common
+
+    def _drop_pending(self) -> None:
+        self.pending.clear()
+        self.stated.clear()
 
     def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
         """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""
+        ends_from = self.start + self.stop.min_tokens
         for count, token in enumerate(out, start=1):
-            if token in self.end_tokens:
+            if token in self.end_tokens and base + count > ends_from:
+                return count, FinishReason.STOP
+            if self.search is not None and self.search.feed(self.piece(token)):
                 return count, FinishReason.STOP
             if base + count >= self.reach:
                 return count, FinishReason.LENGTH
@@ -293,19 +362,22 @@ class Session:
 
     def _finish(self, reason: FinishReason) -> Finished:
         self.finish = reason
-        self.pending.clear()
+        self._drop_pending()
         return self._finished(reason)
 
     def _finished(self, reason: FinishReason) -> Finished:
+        length = len(self.tokens)
+        if self.search is not None and self.search.found is not None:
+            length = self.start + self.search.decided  # rule 22
         usage = Usage(
             prompt_tokens=self.start,
-            completion_tokens=len(self.tokens) - self.start,
+            completion_tokens=length - self.start,
             passes=self.passes,
             drafted=self.drafted,
             accepted=self.accepted,
             cached_tokens=self.cached,
         )
-        return Finished(reason=reason, length=len(self.tokens), usage=usage)
+        return Finished(reason=reason, length=length, usage=usage)
 
 
 def resolve_history(history: History, tokens: Tokens) -> list[int]:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloud_verifier.target import Judgement, Row
-from draftwire.acceptance import match_token
+from cloud_verifier.judge_reference import judge_row
+from cloud_verifier.target import STOP_STRINGS, Judgement, Row
+from draftwire.acceptance import match
 from draftwire.errors import InternalError
 from draftwire.noise import NOISE_VERSION
-from draftwire.testing.table import EOS, TableModel, table_fingerprint
-from draftwire.types import ModelCard, SamplingParams, ServingLimits, TargetIdentity
+from draftwire.testing.table import EOS, TableModel, table_fingerprint, table_pieces
+from draftwire.types import ModelCard, ServingLimits, TargetIdentity, VerifyMode
 
 _EMPTY = -1
 
@@ -53,7 +54,10 @@ class TableTarget:
             ),
             limits=limits,
             vocabulary_size=model.vocabulary_size,
+            features=(STOP_STRINGS,),
+            verify_modes=tuple(VerifyMode),
         )
+        self._pieces = table_pieces(model.vocabulary_size)
         slots = num_blocks * block_size
         # Arrays, because a pass touches few slots one by one; numpy reads them in bulk.
         self._tokens = array("q", [_EMPTY]) * slots
@@ -79,13 +83,17 @@ class TableTarget:
         """KV blocks there are."""
         return self._num_blocks
 
+    def piece(self, token: int) -> bytes:
+        """The token's bytes in the table vocabulary; empty for the end token."""
+        return b"" if token == EOS else self._pieces[token]
+
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
         """Run one pass. Raises `InternalError` naming the fault if a row contradicts the slots."""
         for row in rows:
             self._check(row)
         # All rows are written before any is judged, as the layers of a real model do.
         states = [self._feed(row, self._context_state(row)) for row in rows]
-        written = [slot for row in rows for slot in self._slots(row, row.start, _end(row))]
+        written = [slot for row in rows for slot in self._slots(row, row.start, row.end)]
         if len(set(written)) < len(written):
             raise InternalError("two rows of a pass write to one KV slot: a block has two owners")
         return [
@@ -105,12 +113,10 @@ class TableTarget:
             raise InternalError("a row feeds no tokens")
         if min(row.tokens) < 0 or max(row.tokens) >= vocabulary:
             raise InternalError(f"a row feeds a token id outside the vocabulary of {vocabulary}")
-        if row.start < 0 or _end(row) > limits.max_context:
-            raise InternalError(
-                f"a row ends at {_end(row)}, past a context of {limits.max_context}"
-            )
-        if _end(row) > len(row.blocks) * self._block_size:
-            raise InternalError(f"{len(row.blocks)} KV blocks can't hold {_end(row)} positions")
+        if row.start < 0 or row.end > limits.max_context:
+            raise InternalError(f"a row ends at {row.end}, past a context of {limits.max_context}")
+        if row.end > len(row.blocks) * self._block_size:
+            raise InternalError(f"{len(row.blocks)} KV blocks can't hold {row.end} positions")
         if min(row.blocks) < 0 or max(row.blocks) >= self._num_blocks:
             raise InternalError(f"a KV block is outside the {self._num_blocks} there are")
         if len(set(row.blocks)) < len(row.blocks):
@@ -146,7 +152,7 @@ class TableTarget:
     def _feed(self, row: Row, state: int) -> list[int]:
         """Write the row's tokens; the states after each of its last `drafts` + 1 tokens."""
         extend, states = self.model.extend, list[int]()
-        for slot, token in zip(self._slots(row, row.start, _end(row)), row.tokens, strict=True):
+        for slot, token in zip(self._slots(row, row.start, row.end), row.tokens, strict=True):
             self._tokens[slot] = token
             self._before[slot] = state
             state = extend(state, token)
@@ -155,24 +161,7 @@ class TableTarget:
         return states[-row.drafts - 1 :]
 
     def _judge(self, row: Row, states: Sequence[int]) -> Judgement:
-        """Accept drafts while each is the target's own token, then give that."""
-        position = _end(row) - row.drafts
-        drafts = row.tokens[len(row.tokens) - row.drafts :]
-        for accepted, draft in enumerate(drafts):
-            own = self._choose(states[accepted], position + accepted, row.sampling)
-            if own != draft:
-                return Judgement(accepted, own)
-        return Judgement(
-            row.drafts, self._choose(states[row.drafts], position + row.drafts, row.sampling)
-        )
-
-    def _choose(self, state: int, position: int, sampling: SamplingParams) -> int:
-        """The target's token at `position`, in `match` mode."""
-        if sampling.temperature == 0:
-            return self.model.best(state)
-        return match_token(self.model.logits(state), position, sampling)
-
-
-def _end(row: Row) -> int:
-    """Position after the row's last token."""
-    return row.start + len(row.tokens)
+        plain = row.mode is VerifyMode.MATCH and row.adjuster is None and not row.logprobs
+        if row.sampling.greedy and plain:
+            return Judgement(*match(row.drafted, [self.model.best(state) for state in states]))
+        return judge_row(row, np.stack([self.model.logits(state) for state in states]))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from cloud_verifier.observer import Observer
 from draftwire.errors import BY_CODE
-from draftwire.types import FinishReason
+from draftwire.types import FinishReason, VerifyMode
 
 SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -61,6 +61,7 @@ class Tally(Observer):
         self.stale_tokens = self.wasted_tokens = 0
         self.prompt_tokens = self.looked_up = self.found = self.resumed = self.preemptions = 0
         self.ends = Counter({reason.value: 0 for reason in FinishReason})
+        self.modes = Counter({mode.value: 0 for mode in VerifyMode})
         self._lock = threading.Lock()  # errors come from two threads
         self.errors = Counter(dict.fromkeys(BY_CODE, 0))
         self.up_bytes = Counter({"open": 0, "draft": 0, "cancel": 0})
@@ -69,8 +70,11 @@ class Tally(Observer):
         self.queue_s, self.pass_s = Histogram(SECONDS), Histogram(SECONDS)
         self.rows_of_pass, self.sessions_of_pass = Histogram(SIZES), Histogram(SIZES)
 
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
+    def opened(
+        self, prompt_tokens: int, cached_tokens: int, mode: VerifyMode, *, resumed: bool
+    ) -> None:
         """Count an open."""
+        self.modes[mode.value] += not resumed
         self.prompt_tokens += 0 if resumed else prompt_tokens
         self.resumed += resumed
         self.looked_up += prompt_tokens

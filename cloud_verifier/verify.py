@@ -55,27 +55,41 @@ def choose(
         return []
     if logits.dtype == torch.float64:
         logits = logits.float()
-    best, first = logits.max(dim=-1)  # the first of equals
-    finite, *chosen = torch.cat([torch.isfinite(best).all()[None], first]).tolist()  # one wait
-    if not finite:
-        raise InternalError("a row of logits has no finite maximum")
-    rows_at_once = _BLOCK if logits.device.type == "cpu" else _BLOCK_ON_DEVICE
+    best, chosen = finite_best(logits)
+    at_once = rows_at_once(logits.device)
     sampled = [i for i, params in enumerate(sampling) if not params.greedy]
     for rows, pick in (
         ([i for i in sampled if truncates(sampling[i])], _pick_truncated),
         ([i for i in sampled if not truncates(sampling[i])], _pick),
     ):
-        for start in range(0, len(rows), rows_at_once):
-            block = rows[start : start + rows_at_once]
+        for start in range(0, len(rows), at_once):
+            block = rows[start : start + at_once]
             params = [sampling[i] for i in block]
-            x = _scaled(logits, best, block, params)
+            x = scaled(logits, best, block, params)
             tokens = pick(x, [chosen[i] for i in block], [positions[i] for i in block], params)
             for i, token in zip(block, tokens, strict=True):
                 chosen[i] = token
     return chosen
 
 
-def _scaled(
+def rows_at_once(device: torch.device) -> int:
+    """Rows to handle at a time."""
+    return _BLOCK if device.type == "cpu" else _BLOCK_ON_DEVICE
+
+
+def finite_best(logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The greatest logit of each row and its id, the first of equals.
+
+    Raises `InternalError` if one is not finite.
+    """
+    best, first = logits.max(dim=-1)
+    finite, *ids = torch.cat([torch.isfinite(best).all()[None], first]).tolist()  # one wait
+    if not finite:
+        raise InternalError("a row of logits has no finite maximum")
+    return best, ids
+
+
+def scaled(
     logits: torch.Tensor, best: torch.Tensor, rows: list[int], sampling: list[SamplingParams]
 ) -> torch.Tensor:
     """Log weights of the given rows, float32 [rows, vocab] (`draftwire.sampling.scale`)."""
@@ -136,30 +150,42 @@ def _pick(
     threshold = x - bound.to(x.device)[:, None]
     threshold.exp_().mul_(-_RELATIVE_ROOM * 2.0**32).add_(2.0**31 - _ABSOLUTE_ROOM)
     hashed ^= -(2**31)
-    where, ids, rows = _selected(scratch.view(torch.float32).copy_(hashed) > threshold)
-    scaled = x.flatten()[where].cpu().numpy()
+    where, ids, rows = selected(scratch.view(torch.float32).copy_(hashed) > threshold)
+    surviving = x.flatten()[where].cpu().numpy()
     noisy = noise.from_bits(_unsigned(hashed.flatten()[where] ^ -(2**31)))
-    return [_winner(ids[row], scaled[row], noisy[row]) for row in rows]
+    return [_winner(ids[row], surviving[row], noisy[row]) for row in rows]
 
 
 def _pick_truncated(
     x: torch.Tensor, _first: list[int], positions: list[int], sampling: list[SamplingParams]
 ) -> list[int]:
     """Tokens of truncated rows: noise on what is kept. `x` [rows, vocab]."""
+    chosen = []
+    for (ids, kept), position, params in zip(
+        kept_tokens(x, sampling), positions, sampling, strict=True
+    ):
+        noisy = noise.gumbel_at(params.seed, position, ids)
+        chosen.append(_winner(ids, kept, noisy))
+    return chosen
+
+
+def kept_tokens(
+    x: torch.Tensor, sampling: list[SamplingParams]
+) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Ids, rising, and log weights of what truncation keeps of each row. `x` [rows, vocab]."""
     totals = [1.0] * len(x)
     if nucleus := [i for i, s in enumerate(sampling) if s.top_p < 1 and not s.top_k]:
         masses = torch.stack([x[i].double().exp_().sum() for i in nucleus]).tolist()
         for i, mass in zip(nucleus, masses, strict=True):
             totals[i] = mass
-    where, ids, rows = _selected(x >= _lowest_kept(x, totals, sampling))
-    scaled = x.flatten()[where].cpu().numpy()
-    chosen = []
-    for row, total, position, params in zip(rows, totals, positions, sampling, strict=True):
-        kept = truncate(scaled[row], params, total)
+    where, ids, rows = selected(x >= _lowest_kept(x, totals, sampling))
+    candidates = x.flatten()[where].cpu().numpy()
+    out = []
+    for row, total, params in zip(rows, totals, sampling, strict=True):
+        kept = truncate(candidates[row], params, total)
         left = np.flatnonzero(kept > -np.inf)
-        noisy = noise.gumbel_at(params.seed, position, ids[row][left])
-        chosen.append(_winner(ids[row][left], kept[left], noisy))
-    return chosen
+        out.append((ids[row][left], kept[left]))
+    return out
 
 
 def _lowest_kept(
@@ -189,7 +215,7 @@ def _unsigned(hashed: torch.Tensor) -> noise.Bits:
     return hashed.cpu().numpy().view(np.uint32)
 
 
-def _selected(mask: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64], list[slice]]:
+def selected(mask: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64], list[slice]]:
     """True places of a mask [rows, vocab]: flat indices, rising, their token ids, rows' slices.
 
     Reads eight flags at a time: `nonzero` on booleans costs five times as much.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
 from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
 from draftwire.errors import InvalidRequest
-from draftwire.types import DEFAULT_ADDRESS, SamplingParams, StopRules
+from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
-from edge_client.plan import Plan
+from edge_client.options import settings
 
 _EPILOG = """\
 examples:
@@ -48,6 +50,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--raw", action="store_true", help="continue the prompt itself, without the chat template"
     )
     generate.add_argument("--json", action="store_true", help="print one JSON object instead")
+    generate.add_argument(
+        "--prediction",
+        type=_content,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="a text that the answer is expected to repeat for the most part",
+    )
+    generate.add_argument(
+        "--top-logprobs",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="with --json: each token's log-probability, and those of the N likeliest",
+    )
     _add_connection(generate)
     add_credentials(generate)
     _add_sampling(generate)
@@ -156,6 +172,13 @@ def _add_demo(commands: Any) -> None:
     _add_controller(demo)
 
 
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"can't read {path}: {error}") from None
+
+
 def _drafter(text: str) -> str:
     kind, colon, size = text.partition(":")
     if kind == "noisy" and colon:
@@ -196,6 +219,13 @@ def _add_sampling(
         metavar="N",
         help="longest answer, tokens; 0: as long as the context",
     )
+    group.add_argument(
+        "--min-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="no end token among the first N",
+    )
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
     group.add_argument(
         "--top-k", type=int, default=0, metavar="N", help="keep the N likeliest tokens; 0: all"
@@ -215,11 +245,30 @@ def _add_sampling(
         help="drop tokens below P times the likeliest one's probability",
     )
     group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text (may be repeated)",
+    )
+    _add_penalties(group)
+    group.add_argument(
         "--seed",
         type=int,
         default=seed,
         metavar="N",
         help="of all that is random" + ("" if seed is not None else " (default: a random one)"),
+    )
+    group.add_argument(
+        "--verify-mode",
+        choices=[mode.value for mode in VerifyMode],
+        default=VerifyMode.MATCH.value,
+        help="how drafts are judged; typical is lossy: the text may not be the target's own",
+    )
+    group.add_argument(
+        "--prompt-lookup",
+        action="store_true",
+        help="draft what followed the same tokens earlier in the text, where it repeats itself",
     )
     group.add_argument(
         "--num-draft-tokens",
@@ -229,16 +278,40 @@ def _add_sampling(
     )
 
 
+def _add_penalties(group: Any) -> None:
+    for name, default, text in (
+        ("repetition", 1.0, "divide logits of tokens seen in prompt or output by P; 1: none"),
+        ("presence", 0.0, "subtract P from logits of tokens seen in the output"),
+        ("frequency", 0.0, "subtract P per occurrence in the output"),
+    ):
+        group.add_argument(f"--{name}-penalty", type=float, default=default, metavar="P", help=text)
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID:BIAS",
+        help="add BIAS to the logit of a token id (may be repeated)",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, colon, bias = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError("use ID:BIAS, as in 42:-100") from None
+
+
 def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `EdgeClient.generate` that were given on the command line."""
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
-    return {name: getattr(arguments, name) for name in names}
+    names = signature(settings).parameters
+    options = {name: value for name, value in vars(arguments).items() if name in names}
+    return options | {"logit_bias": dict(arguments.logit_bias)}
 
 
 def check_sampling(arguments: argparse.Namespace) -> None:
     """Raise `InvalidRequest` for what `EdgeClient.generate` would refuse."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    SamplingParams(**{name: getattr(arguments, name) for name in names})
-    StopRules(max_tokens=arguments.max_tokens)
-    if arguments.num_draft_tokens is not None:
-        Plan.fixed(arguments.num_draft_tokens)
+    settings(**sampling_options(arguments))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from draftwire.errors import ProtocolViolation
-from draftwire.types import Draft, ServingLimits, Verdict
+from draftwire.types import CompactDistribution, Draft, ServingLimits, Verdict, VerifyMode
 from edge_client.plan import Plan
 
 
@@ -37,16 +37,19 @@ class Commit(NamedTuple):
 class Branch:
     """Committed tokens and the tail drafted after them.
 
-    The first `sent` tokens of `tail` are on the wire, unresolved; `confidences` go with the
-    tail. `granted` is the position up to which the verifier may go on without drafts, as far as
-    the client knows. `agreed` leading tokens are in the drafter's context, or will be when it
-    has done what it was last asked; `forks` counts how often the text turned away from that.
+    The first `sent` tokens of `tail` are on the wire, unresolved; `confidences` and `stated`,
+    what each was drawn from, go with the tail. `granted` is the position up to which the
+    verifier may go on without drafts, as far as the client knows. `agreed` leading tokens are in
+    the drafter's context, or will be when it has done what it was last asked; `forks` counts how
+    often the text turned away from that.
     `outcomes` gathers what the target said of drafts: confidence, and whether it agreed.
     """
 
     committed: list[int]
     tail: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    stated: list[CompactDistribution | None] = field(default_factory=list)
+    mode: VerifyMode = VerifyMode.MATCH
     sent: int = 0
     epoch: int = 0
     granted: int = 0
@@ -93,16 +96,17 @@ class Branch:
         """Nothing is on the wire of a new stream; the tail may be sent again (rule 8)."""
         self.sent = self.epoch = self.granted = 0
 
-    def push(self, token: int, confidence: float) -> None:
+    def push(self, token: int, confidence: float, q: CompactDistribution | None = None) -> None:
         """Append a drafted token, which is in the drafter's context already."""
         self.tail.append(token)
+        self.stated.append(q)
         self.confidences.append(confidence)
         self.agreed = self.end
 
     def drop_unsent(self) -> None:
         """Forget drafts that were never sent; those sent are the verifier's to judge (rule 10)."""
         if self.unsent:
-            del self.tail[self.sent :], self.confidences[self.sent :]
+            del self.tail[self.sent :], self.confidences[self.sent :], self.stated[self.sent :]
             self._fork()
 
     def due(self, plan: Plan, limits: ServingLimits, *, more: bool) -> Draft | None:
@@ -121,6 +125,8 @@ class Branch:
             return None
         room = limits.max_pending - self.sent
         if self.unsent and room > 0 and (self.unsent >= plan.chunk or not more):
+            if self.mode is VerifyMode.REJECTION and plan.pipelined and more:
+                credit = 0  # a bonus would be compared with a draft in flight
             return self.take(min(self.unsent, room), credit)
         if self.idle and not self.tail and not more:
             return self.ask(plan, limits)
@@ -133,8 +139,13 @@ class Branch:
     def take(self, count: int, credit: int) -> Draft:
         """The frame that sends the next `count` drafts, and credit beyond them (rule 9)."""
         tokens = tuple(self.tail[self.sent : self.sent + count])
+        stated = self.stated[self.sent : self.sent + count]
         draft = Draft(
-            base=len(self.committed) + self.sent, epoch=self.epoch, tokens=tokens, credit=credit
+            base=len(self.committed) + self.sent,
+            epoch=self.epoch,
+            tokens=tokens,
+            credit=credit,
+            q=tuple(map(_said, tokens, stated)) if any(stated) else (),
         )
         self.sent += len(tokens)
         self.granted = draft.end + credit
@@ -168,15 +179,14 @@ class Branch:
     def truncate(self, length: int) -> None:
         """Keep `length` committed tokens and no drafts (rule 22)."""
         del self.committed[length:]
-        self.tail.clear()
-        self.confidences.clear()
+        self._clear_tail()
         self.sent = 0
         self._fork()
 
     def _advance(self, count: int) -> None:
         self.outcomes += [(confidence, True) for confidence in self.confidences[:count]]
         self.committed += self.tail[:count]
-        del self.tail[:count], self.confidences[:count]
+        del self.tail[:count], self.confidences[:count], self.stated[:count]
         self.sent = max(0, self.sent - count)
 
     def _reject(self) -> None:
@@ -185,14 +195,23 @@ class Branch:
         if self.sent:
             self.epoch += 1
             self.granted = 0
-        self.tail.clear()
-        self.confidences.clear()
+        self._clear_tail()
         self.sent = 0
         self._fork()
+
+    def _clear_tail(self) -> None:
+        self.tail.clear()
+        self.confidences.clear()
+        self.stated.clear()
 
     def _fork(self) -> None:
         self.agreed = min(self.agreed, self.end)
         self.forks += 1
+
+
+def _said(token: int, q: CompactDistribution | None) -> CompactDistribution:
+    """What is stated of a draft: its q, or one-hot beside others that have one."""
+    return q or CompactDistribution(tokens=(token,), weights=b"\x01")
 
 
 def _credit(plan: Plan, limits: ServingLimits) -> int:

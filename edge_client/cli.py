@@ -56,6 +56,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     options = sampling_options(arguments)
+    options["logprobs"] = "top_logprobs" in options
     if arguments.raw:
         options["prompt"] = _prompt(arguments)
     else:

@@ -7,29 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
-from draftwire.types import ModelCard, SamplingParams, StopRules
+from draftwire.noise import derive_seed
+from draftwire.types import FinishReason, ModelCard
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
+from edge_client.drafters.lookup import LookupDrafter
 from edge_client.failover import transport_to
+from edge_client.lookup_controller import LookupController
+from edge_client.options import Options, Settings, settings
+from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
-from edge_client.results import Delta, Summary, Token, summarise
+from edge_client.results import Delta, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
-from edge_client.text import TextStream
 from edge_client.trace import TraceFile
 from edge_client.transport import Transport
-
-DEFAULT_MAX_TOKENS = 256
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
@@ -48,17 +50,17 @@ class AsyncStream:
         session: Callable[[], Awaitable[Session]],
         prompt: Sequence[int],
         controller: Controller,
-        sampling: SamplingParams,
-        stop: StopRules,
+        settings: Settings,
         done: Callable[[Summary], None] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self._client = client
         self._done = done
         self._session = session
         self._prompt = prompt
         self._controller = controller
-        self._sampling = sampling
-        self._stop = stop
+        self._settings = settings
+        self._turn = turn
         self._generation: Generation | None = None
         self._cancelled = asyncio.Event()
         self._summary: Summary | None = None
@@ -103,15 +105,28 @@ class AsyncStream:
         return self._summary
 
     async def _run(self) -> AsyncGenerator[Delta]:
+        turn = self._turn or Turn()
+        await turn.come()
+        try:
+            async with contextlib.aclosing(self._generate(turn)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            turn.pass_on()
+
+    async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        decoder = TextStream(self._client.tokenizer)
-        tokens: list[Token] = []
-        text: list[str] = []
+        output = Output(self._client.tokenizer, self._settings.stop)
         session = await self._session()
         session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
-                self._prompt, self._controller, sampling=self._sampling, stop=self._stop
+                self._prompt,
+                self._look_up(session),
+                sampling=self._settings.sampling,
+                stop=self._settings.stop,
+                logprobs=self._settings.logprobs,
+                mode=self._settings.mode,
             )
             if self._cancelled.is_set():
                 generation.cancel()
@@ -119,25 +134,63 @@ class AsyncStream:
                 async with contextlib.aclosing(generation.run()) as run:
                     async for commits in run:
                         last = time.perf_counter()
-                        first = first if tokens else last
-                        news = [Token(t, decoder.feed([t]), origin) for t, origin in commits]
-                        tokens += news
-                        text += [token.text for token in news]
-                        yield Delta("".join(token.text for token in news), tuple(news))
-                if rest := decoder.flush():
-                    text.append(rest)
-                    yield Delta(rest, ())
+                        first = first if output.committed else last
+                        turn.pass_on()
+                        told = generation.logprobs[output.committed :]
+                        if (delta := output.take(commits, told)).tokens:
+                            yield delta
+                finished = generation.finished
+                rest = output.end(
+                    len(session.tokens) - len(self._prompt),
+                    told=finished is not None and finished.reason is not FinishReason.CANCELLED,
+                )
+                if rest.text or rest.tokens:
+                    yield rest
             finally:
                 if generation.finished is not None:
                     self._summary = summarise(
                         generation,
-                        "".join(text),
-                        tokens,
-                        self._sampling.seed,
+                        output.text,
+                        output.tokens,
+                        self._settings,
                         (started, first, last),
                     )
                     if self._done is not None:
                         self._done(self._summary)
+
+    def _look_up(self, session: Session) -> Controller:
+        """Let the session look drafts up first, if asked to; the controller to draft by."""
+        settings = self._settings
+        if not settings.prompt_lookup and not settings.prediction:
+            return self._controller
+        prediction = self._client._expected(settings.prediction)
+        session.drafter = lookup = LookupDrafter(
+            session.drafter, start=len(self._prompt), prediction=prediction
+        )
+        if settings.num_draft_tokens is not None:
+            return self._controller
+        return LookupController(self._controller, lookup)
+
+
+class Turn:
+    """Lets the first of several streams go ahead until the prompt they share is read.
+
+    Then its KV is there for the others, who would each compute it if they came at once.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._read = asyncio.Event()
+
+    async def come(self) -> None:
+        """Wait for one's turn: the first to come need not."""
+        if self._taken:
+            await self._read.wait()
+        self._taken = True
+
+    def pass_on(self) -> None:
+        """The prompt is read, or whoever was to read it has gone."""
+        self._read.set()
 
 
 class AsyncEdgeClient:
@@ -220,26 +273,47 @@ class AsyncEdgeClient:
         prompt: str | Sequence[int] | None = None,
         *,
         messages: Messages | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        num_draft_tokens: int | None = None,
         session: Session | None = None,
         done: Callable[[Summary], None] | None = None,
+        **options: Unpack[Options],
     ) -> AsyncStream:
         """Generate after `prompt` (text or token ids) or after `messages` in the chat template.
 
-        `temperature` 0 is greedy. Sampling without a `seed` takes a random one, which the
-        summary reports. `num_draft_tokens` fixes K (0: the cloud decodes alone); by default it
-        adapts. With a `session` the generation continues its conversation. `done` is called with
-        the summary at the end. Raises `InvalidRequest` for values out of range; the stream
-        raises what happens on the way.
+        The options are those of `edge_client.options`. With a `session` the generation continues
+        its conversation. `done` is called with the summary at the end. Raises `InvalidRequest`
+        for values out of range; the stream raises what happens on the way.
         """
+
+        async def known() -> Session:
+            return session or await self.session()
+
+        return self._stream(known, self._prompt(prompt, messages), settings(**options), done)
+
+    def samples(
+        self,
+        n: int,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Messages | None = None,
+        **options: Unpack[Options],
+    ) -> list[AsyncStream]:
+        """`n` different outputs for one prompt, a stream each; arguments as for `generate`.
+
+        Seeds are derived from the request's, which is the first stream's own, so that it reads as
+        without `n`. The verifier reads the prompt once: whichever stream is read first goes ahead
+        until it has, and the others find its KV there.
+        """
+        if n < 1:
+            raise InvalidRequest(f"n is {n}, not ≥ 1")
+        tokens, asked, turn = self._prompt(prompt, messages), settings(**options), Turn()
+        seed = asked.sampling.seed
+        each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
+        return [
+            self._stream(self.session, tokens, replace(asked, sampling=sampling), turn=turn)
+            for sampling in each
+        ]
+
+    def _prompt(self, prompt: str | Sequence[int] | None, messages: Messages | None) -> list[int]:
         if (prompt is None) == (messages is None):
             raise InvalidRequest("give either a prompt or messages")
         if messages is not None:
@@ -250,22 +324,18 @@ class AsyncEdgeClient:
             )
         if not tokens:
             raise InvalidRequest("the prompt is empty", remedy="give it a token at least")
-        sampling = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=secrets.randbits(64) if seed is None else seed,
-        )
-        stop = StopRules(
-            max_tokens=max_tokens, token_ids=tuple(stop_token_ids), ignore_eos=ignore_eos
-        )
+        return tokens
 
-        async def known() -> Session:
-            return session or await self.session()
-
-        controller = self._controller(num_draft_tokens)
-        return AsyncStream(self, known, tokens, controller, sampling, stop, done)
+    def _stream(
+        self,
+        session: Callable[[], Awaitable[Session]],
+        prompt: Sequence[int],
+        settings: Settings,
+        done: Callable[[Summary], None] | None = None,
+        turn: Turn | None = None,
+    ) -> AsyncStream:
+        controller = self._controller(settings.num_draft_tokens)
+        return AsyncStream(self, session, prompt, controller, settings, done, turn)
 
     async def session(self) -> Session:
         """A new conversation, for several generations that share their beginning."""
@@ -319,6 +389,13 @@ class AsyncEdgeClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _expected(self, prediction: str | Sequence[int]) -> list[int]:
+        """Token ids of an output that is expected: text or ids, without a beginning token."""
+        if not isinstance(prediction, str):
+            return list(prediction)
+        tokens = self.tokenizer.encode(prediction)
+        return tokens[1:] if tokens and not self.tokenizer.piece(tokens[0]) else tokens
 
     def _controller(self, num_draft_tokens: int | None) -> Controller:
         controller: Controller = self._adaptive

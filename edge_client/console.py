@@ -41,8 +41,25 @@ def closing_line(summary: Summary) -> str:
         f"τ {summary.tau:.2f} · {drafts}"
         f"TTFT {summary.ttft_ms:.0f} ms · TPOT {summary.tpot_ms:.1f} ms · "
         f"RTT {summary.rtt_ms:.1f} ms · {summary.bytes.up} B up, {summary.bytes.down} B down · "
-        f"{summary.finish_reason.value}"
+        f"{summary.finish_reason.value}{' · typical: lossy' if summary.lossy else ''}"
     )
+
+
+def _logprobs(summary: Summary) -> dict[str, object]:
+    """For each token its log-probability and those of the likeliest ids, where asked for."""
+    if not summary.logprobs:
+        return {}
+    told = [
+        {
+            "logprob": round(one.logprob, 6),
+            "top": [
+                [token, round(value, 6)]
+                for token, value in zip(one.top_tokens, one.top_logprobs, strict=True)
+            ],
+        }
+        for one in summary.logprobs
+    ]
+    return {"logprobs": told}
 
 
 def as_json(summary: Summary) -> dict[str, object]:
@@ -50,8 +67,11 @@ def as_json(summary: Summary) -> dict[str, object]:
     return {
         "text": summary.text,
         "token_ids": list(summary.token_ids),
+        **_logprobs(summary),
         "finish_reason": summary.finish_reason.value,
         "seed": summary.seed,
+        "verify_mode": summary.verify_mode.value,
+        "lossy": summary.lossy,
         "tokens_per_s": round(summary.tokens_per_s, 3),
         "rounds": summary.rounds,
         "drafted": summary.drafted,

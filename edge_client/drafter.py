@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftwire.types import SamplingParams, Tokens
+from draftwire.adjust import Adjuster
+from draftwire.types import CompactDistribution, SamplingParams, Tokens, VerifyMode
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafted token and the draft model's probability of it, in [0, 1]."""
+    """A drafted token and how likely it is to hold, in [0, 1]: the draft model's probability of it.
+
+    In `rejection` mode `q` is the distribution it was drawn from; None: one-hot at the token. The
+    confidence is then a function of q alone. Whether a draft is sent may depend on what it was
+    drawn from, never on what was drawn: else the output would not be distributed as p.
+    """
 
     token: int
     confidence: float
+    q: CompactDistribution | None = None
 
 
 class Drafter(Protocol):
@@ -23,18 +30,28 @@ class Drafter(Protocol):
     One session uses a drafter at a time. Calls are made in order, each awaited before the next.
     """
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
         """Start a generation: drafts are drawn with these parameters and their seed.
 
+        In `rejection` mode they state what they were drawn from, else they are the guesses at the
+        target's own token that `match` mode wants.
+        The drafter owns the `adjuster`, if there is one, and changes its logits by it.
         Returns how many leading tokens of `context` the drafter's own context shares, for the
         `keep` of the first draft.
         """
         ...
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate the context to its first `keep` tokens, append `tokens`, propose the next.
 
-        The proposal is appended to the context. Rolling back is what a smaller `keep` does.
+        None where it has nothing to propose: it may have after another token. A proposal is
+        appended to the context. Rolling back is what a smaller `keep` does.
         Raises `CannotRollBack` if the model refuses to.
         """
         ...

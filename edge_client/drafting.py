@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from draftwire.types import SamplingParams
+from draftwire.adjust import Adjuster
+from draftwire.types import SamplingParams, VerifyMode
 from edge_client.branch import Branch
 from edge_client.drafter import Drafter, Proposal
 
@@ -20,7 +21,7 @@ class Drafted:
     """The drafter's answer to a question asked at `position`, after `forks` turns of the text.
 
     `fed` tokens were fed for it, in `seconds`; the `first` of a generation read the prompt. No
-    proposal: the drafter failed.
+    proposal: the drafter has none, or it `failed`.
     """
 
     position: int
@@ -29,6 +30,7 @@ class Drafted:
     seconds: float
     first: bool
     proposal: Proposal | None
+    failed: bool = False
 
 
 class DraftWorker:
@@ -45,12 +47,17 @@ class DraftWorker:
         sampling: SamplingParams,
         post: Callable[[Drafted], None],
         clock: Callable[[], float] = time.monotonic,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> None:
         self._drafter = drafter
         self._sampling = sampling
+        self._adjuster = adjuster
+        self._mode = mode
         self._post = post
         self._clock = clock
         self._begun = False
+        self._dry_at: tuple[int, int] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -75,10 +82,17 @@ class DraftWorker:
     def take(self, drafted: Drafted, branch: Branch) -> None:
         """Put an answer on the branch it was asked for, if it is not stale."""
         self._task = None
-        if drafted.proposal is None:
+        place = drafted.position, drafted.forks
+        if drafted.failed:
             self._drafter = None
-        elif (drafted.position, drafted.forks) == (branch.end, branch.forks):
-            branch.push(drafted.proposal.token, drafted.proposal.confidence)
+        elif drafted.proposal is None:
+            self._dry_at = place
+        elif place == (branch.end, branch.forks):
+            branch.push(drafted.proposal.token, drafted.proposal.confidence, drafted.proposal.q)
+
+    def dry(self, branch: Branch) -> bool:
+        """Whether the drafter has said that it has nothing to propose where the branch ends."""
+        return self._dry_at == (branch.end, branch.forks)
 
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""
@@ -90,15 +104,16 @@ class DraftWorker:
         self, drafter: Drafter, keep: int, tokens: list[int], position: int, forks: int
     ) -> None:
         started = self._clock()
-        proposal = None
+        proposal, failed = None, False
         first = not self._begun
         try:
             if first:
-                keep = await drafter.begin(self._sampling, tokens)
+                keep = await drafter.begin(self._sampling, tokens, self._adjuster, self._mode)
                 del tokens[:keep]
                 self._begun = True
             proposal = await drafter.draft(keep, tokens)
         except Exception:  # whatever the device can't do, the cloud can
             logger.exception("drafting failed; the cloud goes on alone")
+            failed = True
         seconds = self._clock() - started
-        self._post(Drafted(position, forks, len(tokens), seconds, first, proposal))
+        self._post(Drafted(position, forks, len(tokens), seconds, first, proposal, failed))

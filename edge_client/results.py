@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from draftwire.types import FinishReason, Usage
+from draftwire.types import FinishReason, TokenLogprobs, Usage, VerifyMode
 from edge_client.branch import Origin
+from edge_client.options import Settings
 from edge_client.session import Generation
 from edge_client.transport import WireBytes
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A committed token: its id, the text it completes (maybe none), and where it came from."""
+    """A committed token: its id, the text it completes (maybe none), and where it came from.
+
+    `logprobs`, if asked for, are those of the target's own distribution, before sampling
+    parameters: they don't depend on temperature, penalties or drafts.
+    """
 
     id: int
     text: str
     origin: Origin
+    logprobs: TokenLogprobs | None = None
 
     @property
     def drafted(self) -> bool:
@@ -36,7 +42,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How a generation went. Times in ms; `bytes` is payload, gRPC's own framing apart.
+    """How a generation went. `seed` is the one used, `logprobs` one a token if asked for.
+
+    Times in ms; `bytes` is payload, gRPC's own framing apart.
 
     `rounds` are passes of the target, `drafted` the tokens sent for judgement, `accepted` those
     that held. `alpha` is the share of judged drafts that held (a draft after a rejected one is
@@ -61,6 +69,13 @@ class Summary:
     streams: int
     bytes: WireBytes
     usage: Usage
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    verify_mode: VerifyMode = VerifyMode.MATCH
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the text may differ from what the target alone would have written."""
+        return self.verify_mode is VerifyMode.TYPICAL
 
     @property
     def tokens_per_s(self) -> float:
@@ -72,7 +87,7 @@ def summarise(
     generation: Generation,
     text: str,
     tokens: Sequence[Token],
-    seed: int,
+    settings: Settings,
     times: tuple[float, float, float],
 ) -> Summary:
     """The summary of a finished generation; `times` are start, first and last token in seconds."""
@@ -84,8 +99,10 @@ def summarise(
     return Summary(
         text=text,
         token_ids=tuple(token.id for token in tokens),
+        logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
         finish_reason=finished.reason if finished else FinishReason.CANCELLED,
-        seed=seed,
+        seed=settings.sampling.seed,
+        verify_mode=settings.mode,
         rounds=usage.passes,
         drafted=generation.sent_tokens,
         accepted=accepted,

@@ -12,8 +12,10 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
@@ -35,8 +37,10 @@ from draftwire.types import (
     SamplingParams,
     ServerFrame,
     StopRules,
+    TokenLogprobs,
     Tokens,
     Verdict,
+    VerifyMode,
     common_prefix,
     history_hash,
 )
@@ -94,16 +98,21 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         stop: StopRules | None = None,
+        logprobs: int = 0,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
-        What it shares with the conversation so far is not sent again.
+        What it shares with the conversation so far is not sent again. `logprobs` is how many
+        log-probabilities each token comes with: its own and those of the likeliest others.
         """
         self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
         self.tokens = list(prompt)
         self.generation += 1
-        self._last = Generation(self, controller, sampling or SamplingParams(), stop or StopRules())
+        self._last = Generation(
+            self, controller, sampling or SamplingParams(), stop or StopRules(), logprobs, mode
+        )
         return self._last
 
     def require_idle(self) -> None:
@@ -119,6 +128,7 @@ class Generation:
     """One generation of a session. `run()` yields what is committed, as it is.
 
     Afterwards `finished` says how it ended and the session's `tokens` hold prompt and output.
+    `logprobs` has one entry for each committed token, if asked for.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
     `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
     `rtts_s` the round trips measured, `opens` the streams it took.
@@ -130,10 +140,13 @@ class Generation:
         controller: Controller,
         sampling: SamplingParams,
         stop: StopRules,
+        logprobs: int = 0,
+        mode: VerifyMode = VerifyMode.MATCH,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
         self.opens = self.sent_frames = self.sent_tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
         self.rtts_s: list[float] = []
         self.outcomes: list[tuple[float, bool]] = []
         self.bytes = WireBytes()
@@ -141,12 +154,22 @@ class Generation:
         self._controller = controller
         self._sampling = sampling
         self._stop = stop
-        self._branch = Branch(session.tokens)
+        self._logprobs = logprobs
+        self._mode = mode
+        self._branch = Branch(session.tokens, mode=mode)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._worker = DraftWorker(session.drafter, sampling, self._post, session.clock)
+        self._worker = DraftWorker(
+            session.drafter,
+            # Where acceptance is lossy the target goes on greedily, and so do good guesses.
+            replace(sampling, temperature=0.0) if mode is VerifyMode.TYPICAL else sampling,
+            self._post,
+            session.clock,
+            Adjuster.of(sampling, stop, start=self._start, eos_token_ids=session.target_ends),
+            mode,
+        )
         self._sent_at: list[float] = []  # of each draft frame of this stream
         self._hint: Hint | None = None
         self._opened_with = 0  # tokens committed when the stream was opened
@@ -217,7 +240,8 @@ class Generation:
     def _plan(self) -> Plan:
         """The controller's plan; where the drafter has no more to say, the cloud goes on alone."""
         branch = self._branch
-        if not branch.tail and branch.end >= self._worker.max_context:
+        beyond = branch.end >= self._worker.max_context
+        if not branch.tail and (beyond or self._worker.dry(branch)):
             return Plan.cloud_alone()
         return self._controller.plan(
             View(
@@ -245,6 +269,7 @@ class Generation:
         return (
             len(branch.tail) < plan.window
             and branch.end < min(self._reach, self._worker.max_context)
+            and not self._worker.dry(branch)
             and not (branch.tail and self._extent.ends_draft(branch.tail[-1]))
         )
 
@@ -280,8 +305,14 @@ class Generation:
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
+        if len(verdict.logprobs) != (verdict.accepted + len(verdict.next)) * bool(self._logprobs):
+            raise ProtocolViolation(
+                f"a verdict came with {len(verdict.logprobs)} log-probabilities",
+                remedy="open the session again",
+            )
         sent = branch.sent
         commits = branch.apply(verdict)
+        self.logprobs += verdict.logprobs
         outcomes, branch.outcomes = branch.outcomes, []
         self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
@@ -322,6 +353,7 @@ class Generation:
                 remedy="open the session again",
             )
         self._branch.truncate(finished.length)
+        del self.logprobs[finished.length - self._start :]
         self._session.known = finished.length
         self.finished = finished
 
@@ -363,6 +395,8 @@ class Generation:
                 sampling=self._sampling,
                 stop=self._stop,
                 expected_target=session.target,
+                mode=self._mode,
+                logprobs=self._logprobs,
             )
         )
         plan = self._plan()

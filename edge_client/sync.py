@@ -211,6 +211,16 @@ class EdgeClient:
 
         return Stream(_Loop.run(start()))
 
+    def samples(
+        self, n: int, prompt: str | Sequence[int] | None = None, **options: Any
+    ) -> list[Stream]:
+        """Different outputs for one prompt; options are those of `AsyncEdgeClient.samples`."""
+
+        async def start() -> list[AsyncStream]:
+            return self._inner.samples(n, prompt, **options)
+
+        return [Stream(inner) for inner in _Loop.run(start())]
+
     def chat(self, system: str | None = None) -> Chat:
         """A conversation of messages: each turn sends only what is new."""
         return Chat(self._inner.chat(system))

@@ -33,7 +33,11 @@ class TextStream:
 
         Bytes that can't be UTF-8, whatever follows, become U+FFFD at once.
         """
-        return self._decoder.decode(b"".join(map(self._piece, tokens)))
+        return self.feed_bytes(b"".join(map(self._piece, tokens)))
+
+    def feed_bytes(self, data: bytes) -> str:
+        """As `feed`, for a part of a token's bytes."""
+        return self._decoder.decode(data)
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD if the text stops inside a character, else nothing."""

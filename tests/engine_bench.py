@@ -26,6 +26,7 @@ from draftwire.types import (
     StopRules,
     Tokens,
     Verdict,
+    VerifyMode,
     history_hash,
 )
 
@@ -94,7 +95,10 @@ class Recorder(Observer):
         assert tokens >= 1
         self.stale_tokens += tokens
 
-    def opened(self, prompt_tokens: int, cached_tokens: int, *, resumed: bool) -> None:
+    def opened(
+        self, prompt_tokens: int, cached_tokens: int, mode: VerifyMode, *, resumed: bool
+    ) -> None:
+        assert mode in VerifyMode
         self.opens.append((prompt_tokens, cached_tokens, resumed))
 
     def finished(self, reason: FinishReason) -> None:

@@ -79,6 +79,9 @@ def _draft(draw: Draw) -> pb.ClientFrame:
     return frame
 
 
+MODES = [pb.VERIFY_MODE_MATCH, pb.VERIFY_MODE_REJECTION, pb.VERIFY_MODE_TYPICAL]
+
+
 def _open(draw: Draw, attempt: int) -> pb.ClientFrame:
     """One that would be accepted, with up to four things wrong with it."""
     frame = pb.ClientFrame()
@@ -89,7 +92,7 @@ def _open(draw: Draw, attempt: int) -> pb.ClientFrame:
     opened.generation = draw.randrange(1, 3)
     opened.start = len(PROMPT)
     opened.vocabulary_fingerprint = MODELS_OWN
-    opened.verify_mode = pb.VERIFY_MODE_MATCH
+    opened.verify_mode = draw.choice(MODES)
     opened.history.tokens.extend(PROMPT)
     wrongs: list[Callable[[Draw, pb.Open], None]] = [*_WRONGS]
     for _ in range(draw.choice([0, 0, 1, 1, 2, 4])):
@@ -126,7 +129,11 @@ _WRONGS: list[Callable[[Draw, pb.Open], None]] = [
     _set("history.prefix_length", COUNTS),
     _set("history.prefix_hash", DIGESTS),
     _set("model", ["", "table", "no such model", "\0", "é" * 200]),
-    _set("logprobs", COUNTS),
+    _set("verify_mode", [0, 9]),
+    _set("logprobs", [*COUNTS, 1, 21]),
+    _set("sampling.temperature", [0.5, 1.0]),
+    _set("sampling.frequency_penalty", [0.5, -2.0, 2.1]),
+    _set("sampling.repetition_penalty", [0.01, 1.5, 100.0]),
     *(_set(f"limits.{name}", COUNTS) for name in ("max_tokens", "min_tokens")),
     *(
         _set(f"sampling.{name}", NUMBERS)
@@ -135,7 +142,7 @@ _WRONGS: list[Callable[[Draw, pb.Open], None]] = [
     _set("sampling.top_k", COUNTS),
     _set("grammar.regex", ["", "(", "(a+)+b"]),
     lambda draw, opened: opened.stop.token_ids.extend(_tokens(draw, 3)),
-    lambda draw, opened: opened.stop.strings.append(draw.choice(["", "x"])),
+    lambda draw, opened: opened.stop.strings.append(draw.choice(["", "x", " the", "e"])),
     lambda _, opened: opened.required_features.append("telepathy"),
     lambda draw, opened: opened.sampling.logit_bias.update(
         {draw.choice(COUNTS): draw.choice(NUMBERS)}

@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from wire_referee import RefereedTransport
 
 from cloud_verifier.engine import Arrival, Departure, Detached, Engine, EngineConfig
+from cloud_verifier.judge_reference import logprobs_of
 from cloud_verifier.service import Step, VerifierService
 from cloud_verifier.sessions import Stream
 from cloud_verifier.table_target import TableTarget
@@ -21,7 +24,7 @@ from draftwire.errors import DraftwireError, LinkLost, SessionGone
 from draftwire.noise import gumbel_at
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.memory import MemoryFaults
-from draftwire.testing.table import TableModel
+from draftwire.testing.table import TableModel, TableTokenizer
 from draftwire.types import (
     Finished,
     FinishReason,
@@ -29,8 +32,12 @@ from draftwire.types import (
     ServerFrame,
     ServingLimits,
     StopRules,
+    TokenLogprobs,
+    VerifyMode,
 )
+from edge_client.drafters.lookup import LookupDrafter
 from edge_client.drafters.table import TableDrafter
+from edge_client.output import Output
 from edge_client.plan import Plan, Round, View
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
@@ -89,6 +96,7 @@ class World:
             seed=seed % 7,
         )
         self.draft_model = self.model.perturbed(rng.choice([0.0, 0.05, 0.3, 1.0]), seed % 5)
+        self.words = TableTokenizer(self.model.vocabulary_size)
         self.limits = ServingLimits(
             max_context=rng.choice([60, 400]), max_rows=rng.choice([2, 3, 6, 17, 33])
         )
@@ -207,11 +215,37 @@ class World:
             prompt = prompt[rng.randint(0, len(prompt) - 1) :]  # a turn that forgets its beginning
         if len(prompt) >= self.limits.max_context:
             return
-        sampling = SamplingParams(temperature=rng.choice([0.0, 0.0, 0.9]), seed=rng.getrandbits(64))
-        stop = StopRules(max_tokens=rng.choice([1, 2, 7, 30, 60]))
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.0, 0.9]),
+            seed=rng.getrandbits(64),
+            **rng.choice([{}, {}, self.penalties(rng)]),
+        )
+        max_tokens = rng.choice([1, 2, 7, 30, 60])
+        stop = StopRules(
+            max_tokens=max_tokens,
+            min_tokens=rng.choice([0, 0, max_tokens // 2]),
+            strings=rng.choice([(), (), self.stop_strings(rng)]),
+        )
         reason = await self.say(session, rng, prompt, sampling, stop)
         if reason is FinishReason.CANCELLED and rng.random() < 0.5:
             await self.say(session, rng, prompt, sampling, stop)  # the same once more
+
+    def penalties(self, rng: random.Random) -> dict[str, Any]:
+        return {
+            "repetition_penalty": rng.choice([1.0, 0.8, 1.5]),
+            "presence_penalty": rng.choice([0.0, 1.5]),
+            "frequency_penalty": rng.choice([0.0, -0.5, 0.7]),
+            "logit_bias": rng.choice([{}, {1: 5.0, 2: -100.0}]),
+        }
+
+    def stop_strings(self, rng: random.Random) -> tuple[str, ...]:
+        """Some that may come, beginning and ending anywhere in a token."""
+        strings = []
+        for _ in range(rng.choice([1, 3])):
+            ids = [rng.randrange(1, self.model.vocabulary_size) for _ in range(rng.choice([1, 2]))]
+            text = b"".join(map(self.words.piece, ids)).decode(errors="ignore")
+            strings.append(text[rng.choice([0, 1]) : rng.choice([2, None])] or " the")
+        return tuple(strings)
 
     async def say(
         self,
@@ -221,50 +255,138 @@ class World:
         sampling: SamplingParams,
         stop: StopRules,
     ) -> FinishReason:
-        generation = session.generate(prompt, RestlessController(rng), sampling=sampling, stop=stop)
+        asked = rng.choice([0, 0, 1, 3])
+        match = VerifyMode.MATCH
+        mode = rng.choice([match, match, match, VerifyMode.REJECTION, VerifyMode.TYPICAL])
+        drafter = session.drafter
+        if rng.random() < 0.3:
+            expected, _, _ = self.reference(prompt, sampling, stop)
+            for _ in range(rng.choice([0, 1, 4])):
+                expected.insert(rng.randint(0, len(expected)), rng.randint(1, 5))
+            session.drafter = LookupDrafter(
+                drafter, start=len(prompt), prediction=rng.choice([expected, []])
+            )
+        generation = session.generate(
+            prompt,
+            RestlessController(rng),
+            sampling=sampling,
+            stop=stop,
+            logprobs=asked,
+            mode=mode,
+        )
         cancelled = rng.random() < 0.2
         if cancelled:
             asyncio.get_running_loop().call_later(rng.uniform(0, 0.3), generation.cancel)
         leave_after = rng.choice([1, 3]) if rng.random() < 0.1 else None
         heard: list[int] = []
+        output = Output(self.words, stop)
         async with contextlib.aclosing(generation.run()) as commits:
             async for commit in commits:
                 heard += [token for token, _ in commit]
+                output.take(commit, generation.logprobs[output.committed :])
                 if leave_after is not None and len(heard) >= leave_after:
                     break
+        session.drafter = drafter
         finished = generation.finished
         assert finished is not None
         text = session.tokens[len(prompt) :]
-        whole, reason = self.reference(prompt, sampling, stop)
+        if leave_after is None:
+            output.end(len(text), told=finished.reason is not FinishReason.CANCELLED)
+        given = None if mode is match or sampling.greedy else heard
+        if given is not None and leave_after is not None:  # it has not heard all of it
+            return finished.reason
+        whole, reason, words = self.reference(prompt, sampling, stop, given)
         if finished.reason is FinishReason.CANCELLED:
             assert cancelled or leave_after is not None
-            assert text == whole[: len(text)]
+            assert text == whole[: len(text)] or stop.strings
+            shown = [token.id for token in output.tokens]
+            assert shown == whole[: len(shown)]
         else:
             assert (text, finished.reason) == (whole, reason)
-        assert text[: len(heard)] == heard
-        assert leave_after is not None or heard == text
+            assert leave_after is not None or output.text == words
+        assert finished.usage.completion_tokens in (0, len(text))
+        shared = min(len(heard), len(text))
+        assert text[:shared] == heard[:shared]
+        if leave_after is None:
+            assert len(heard) == len(text) or stop.strings
+            assert len(output.tokens) == min(len(text), len(whole))
         assert finished.length == len(session.tokens)
+        self.check_logprobs(prompt, text if asked else [], generation.logprobs, asked)
         return finished.reason
 
+    def check_logprobs(
+        self, prompt: list[int], heard: list[int], told: list[TokenLogprobs], asked: int
+    ) -> None:
+        """They are the model's own, token for token."""
+        state = self.model.state_of(prompt)
+        assert len(told) == len(heard)
+        for token, one in zip(heard, told, strict=True):
+            expected = logprobs_of(self.model.logits(state), token, asked)
+            assert one.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert list(one.top_tokens) == list(expected.top_tokens)
+            state = self.model.extend(state, token)
+
     def reference(
-        self, prompt: list[int], sampling: SamplingParams, stop: StopRules
-    ) -> tuple[list[int], FinishReason]:
-        """What the target alone writes: one token at a time, from the rule itself."""
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: StopRules,
+        given: list[int] | None = None,
+    ) -> tuple[list[int], FinishReason, str]:
+        """What the target alone writes: one token at a time, from the rule itself.
+
+        Of a text that is `given`, because it is a draw, only where it ends.
+        """
         model, state = self.model, self.model.state_of(prompt)
         ids = np.arange(model.vocabulary_size)
         text: list[int] = []
         while True:
-            logits = model.logits(state)
+            logits = self.penalised(model.logits(state), prompt, text, sampling)
+            if len(text) < stop.min_tokens:
+                logits[0] = -np.inf
             if sampling.temperature:
                 scaled = logits / sampling.temperature
                 logits = scaled + gumbel_at(sampling.seed, len(prompt) + len(text), ids)
-            text.append(int(np.argmax(logits)))
+            if given is not None and len(text) == len(given):
+                return text, FinishReason.CANCELLED, self.written(text)
+            choice = np.argmax(logits) if given is None else given[len(text)]
+            assert np.isfinite(logits[choice])
+            text.append(int(choice))
             state = model.extend(state, text[-1])
             if text[-1] == 0:
-                return text, FinishReason.STOP
+                return text, FinishReason.STOP, self.written(text)
+            if len(text) > stop.min_tokens and stop.strings:
+                searched = self.spelt(text[stop.min_tokens :])
+                found = [searched.find(string.encode()) for string in stop.strings]
+                if places := [at for at in found if at >= 0]:
+                    kept = stop.min_tokens
+                    while len(self.spelt(text[stop.min_tokens : kept + 1])) <= min(places):
+                        kept += 1
+                    before = self.spelt(text[: stop.min_tokens]) + searched[: min(places)]
+                    return text[:kept], FinishReason.STOP, before.decode(errors="replace")
             room = min(stop.max_tokens, self.limits.max_context - len(prompt))
             if len(text) >= room:
-                return text, FinishReason.LENGTH
+                return text, FinishReason.LENGTH, self.written(text)
+
+    def spelt(self, tokens: list[int]) -> bytes:
+        return b"".join(map(self.words.piece, tokens))
+
+    def written(self, tokens: list[int]) -> str:
+        return self.spelt(tokens).decode(errors="replace")
+
+    def penalised(
+        self, logits: np.ndarray, prompt: list[int], text: list[int], sampling: SamplingParams
+    ) -> np.ndarray:
+        out = logits.astype(np.float64)
+        for token in {*prompt, *text}:
+            factor = sampling.repetition_penalty
+            out[token] *= 1 / factor if out[token] > 0 else factor
+        for token in set(text):
+            out[token] -= sampling.presence_penalty
+            out[token] -= sampling.frequency_penalty * text.count(token)
+        for token, bias in sampling.logit_bias.items():
+            out[token] += bias
+        return out
 
     # ---- all of it
 

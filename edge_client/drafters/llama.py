@@ -14,8 +14,9 @@ from operator import eq
 from queue import SimpleQueue
 from typing import Any
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import InternalError, InvalidRequest
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Proposal
 from edge_client.drafters.llama_context import OVERTAKEN, LlamaContext
 from edge_client.drafters.llama_model import LlamaModel
@@ -67,6 +68,8 @@ class LlamaDrafter:
         self._vocabulary_size = model.vocabulary_size
         self._max_context = min(context, model.trained_context)
         self._sampling = SamplingParams()
+        self._adjuster: Adjuster | None = None
+        self._mode = VerifyMode.MATCH
         self._tokens: list[int] = []  # the context as the caller knows it
         self._edits = 0  # how often it was changed
         self._worker = _Worker(model, threads=threads, size=self._max_context, batch=batch)
@@ -82,12 +85,18 @@ class LlamaDrafter:
         """Add noise to the likeliest tokens' logits from now on (`drafters.perturbed`)."""
         self._worker.proposer.perturb_logits(size, seed)
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
         """Start a generation; returns how many leading tokens of `context` are in the cache's.
 
         Nothing is removed yet: the first draft's `keep` says how much is used again.
         """
-        self._sampling = sampling
+        self._sampling, self._adjuster, self._mode = sampling, adjuster, mode
         return sum(1 for _ in takewhile(bool, map(eq, self._tokens, context)))
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal:
@@ -101,7 +110,9 @@ class LlamaDrafter:
         self._edits += 1
         edits = self._edits
         answer: asyncio.Future[Proposal] = asyncio.get_running_loop().create_future()
-        self._worker.jobs.put(_Job(keep, list(tokens), self._sampling, answer))
+        self._worker.jobs.put(
+            _Job(keep, list(tokens), self._sampling, self._adjuster, self._mode, answer)
+        )
         proposal = await answer
         if self._edits != edits:
             raise InternalError(OVERTAKEN)
@@ -136,6 +147,8 @@ class _Job:
     keep: int
     tokens: list[int]
     sampling: SamplingParams
+    adjuster: Adjuster | None
+    mode: VerifyMode
     answer: asyncio.Future[Proposal]
 
 
@@ -186,7 +199,12 @@ class _Worker:
     def _propose(self, job: _Job) -> Proposal:
         context = self._context
         logits = context.logits(lambda: job.answer.cancelled() or not self.jobs.empty())
-        proposal = self.proposer.propose(logits, len(context.tokens), job.sampling)
+        change = None
+        if job.adjuster is not None:
+            job.adjuster.follow(context.tokens)
+            change = job.adjuster.adjustment()
+        position = len(context.tokens)
+        proposal = self.proposer.propose(logits, position, job.sampling, change, job.mode)
         context.tokens.append(proposal.token)
         return proposal
 

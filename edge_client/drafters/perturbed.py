@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Drafter, Proposal
 
 
@@ -42,11 +43,17 @@ class _Wrapper:
         """Longest context of the wrapped drafter, tokens."""
         return self._inner.max_context
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
         """Start a generation; returns how many leading tokens of `context` both contexts share."""
-        return min(await self._inner.begin(sampling, context), self._agreed)
+        return min(await self._inner.begin(sampling, context, adjuster, mode), self._agreed)
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Let the wrapped drafter draft, at its usual cost, and propose what becomes of it."""
         if not 0 <= keep <= self._agreed + len(self._own):
             raise InvalidRequest(f"can't keep {keep} tokens of the drafter's context")
@@ -60,6 +67,8 @@ class _Wrapper:
         except InvalidRequest:  # which changes no context
             self._agreed, self._own = before
             raise
+        if proposal is None:
+            return None
         proposal = self._replace(proposal, self._agreed)
         self._own = [proposal.token]
         return proposal

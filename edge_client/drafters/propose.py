@@ -7,12 +7,15 @@ as the target does in `match` mode: `draftwire.sampling` with the noise of `draf
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from draftwire.acceptance import draw, quantize
+from draftwire.adjust import Adjustment
 from draftwire.errors import InternalError
-from draftwire.noise import gumbel_at
+from draftwire.noise import Purpose, gumbel_at, uniform
 from draftwire.sampling import (
     divisor,
     keep_min_p,
@@ -21,7 +24,7 @@ from draftwire.sampling import (
     truncates,
     weights,
 )
-from draftwire.types import SamplingParams
+from draftwire.types import CompactDistribution, SamplingParams, VerifyMode
 from edge_client.drafter import Proposal
 
 CANDIDATES = 64
@@ -69,6 +72,19 @@ def _truncated(
     return x, 0.0 if np.isneginf(x).any() else tail
 
 
+def drawn(q: CompactDistribution, seed: int, position: int) -> Proposal:
+    """A token drawn from exactly this q; its confidence is the greatest probability in it."""
+    weights = np.frombuffer(q.weights, np.uint8).astype(np.float64)
+    token = q.tokens[draw(weights, uniform(seed, position, Purpose.DRAFT))]
+    return Proposal(token, float(weights.max() / weights.sum()), q)
+
+
+def _compact(ids: Ids, w: npt.NDArray[np.float64]) -> CompactDistribution:
+    """The likeliest of some tokens, given with their weights, as they can be stated."""
+    compact = quantize(w / w.sum())
+    return replace(compact, tokens=ids[list(compact.tokens)].tolist())
+
+
 class Proposer:
     """Chooses tokens; holds scratch rows, so that a draft allocates nothing vocabulary-sized.
 
@@ -91,15 +107,25 @@ class Proposer:
         """
         self._noise_size, self._noise_seed = size, seed
 
-    def propose(self, logits: Logits, position: int, sampling: SamplingParams) -> Proposal:
+    def propose(
+        self,
+        logits: Logits,
+        position: int,
+        sampling: SamplingParams,
+        adjustment: Adjustment | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> Proposal:
         """The token for `position` (absolute) from `logits` [vocab], which are left alone.
 
         Greedy: the likeliest token. Else the argmax of log q + Gumbel noise, keyed by the
         sampling's seed, over the candidates that truncation leaves; its position and seed must
-        be the target's, and verification accept-iff-equal: never use it inside min(1, p/q).
-        The confidence is q of the token, after temperature and truncation (greedy: of the plain
-        softmax). Raises `InternalError` for logits without a greatest one.
+        be the target's, and verification accept-iff-equal: never use it inside min(1, p/q). In
+        `rejection` mode the token is drawn from the likeliest of them, as `drawn` says.
+        The confidence is q of the token, after temperature and truncation (greedy: of the
+        softmax of the adjusted logits). Raises `InternalError` for logits without a greatest one.
         """
+        if adjustment is not None:
+            logits = adjustment.apply(logits)
         token = int(logits.argmax())
         greatest = logits[token]
         if not math.isfinite(greatest):  # argmax finds NaN, too
@@ -127,6 +153,8 @@ class Proposer:
                 x, tail = _truncated(x, mass, tail, sampling)
                 w = weights(x)
                 mass = float(w.sum())
+            if mode is VerifyMode.REJECTION:
+                return drawn(_compact(ids, w), sampling.seed, position)
             winner = int((x + gumbel_at(sampling.seed, position, ids)).argmax())
         return Proposal(int(ids[winner]), float(w[winner]) / (mass + tail))
 

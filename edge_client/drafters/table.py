@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from draftwire.acceptance import match_token
+from draftwire.acceptance import match_token, quantize
+from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.sampling import distribution
 from draftwire.testing.table import TableModel
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Proposal
+from edge_client.drafters.propose import drawn
 
 
 class TableDrafter:
@@ -35,6 +37,8 @@ class TableDrafter:
         self.drafted = 0
         self._max_context = max_context
         self._sampling = SamplingParams()
+        self._adjuster: Adjuster | None = None
+        self._mode = VerifyMode.MATCH
         # States after each token: rolling back is cutting the list.
         self._states = [model.initial]
         self._context: list[int] = []
@@ -49,9 +53,17 @@ class TableDrafter:
         """Tokens the drafter believes in, its last proposal included."""
         return tuple(self._context)
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
         """Start a generation; returns how many leading tokens of `context` the own one shares."""
         self._sampling = sampling
+        self._adjuster = adjuster
+        self._mode = mode
         shared = 0
         for ours, theirs in zip(self._context, context, strict=False):
             if ours != theirs:
@@ -96,13 +108,22 @@ class TableDrafter:
 
     def _propose(self, state: int) -> Proposal:
         """The model's token after `state`, or another one if it is to be wrong."""
-        if self._sampling.greedy:
+        if self._sampling.greedy and self._adjuster is None:
             proposal = Proposal(self.model.best(state), self.model.best_probability(state))
         else:
             # Over the whole vocabulary, so that the target's own model is right without exception.
             logits = self.model.logits(state)
-            token = match_token(logits, len(self._context), self._sampling)
-            proposal = Proposal(token, float(distribution(logits, self._sampling)[token]))
+            change = None
+            if self._adjuster is not None:
+                self._adjuster.follow(self._context)
+                change = self._adjuster.adjustment()
+            position = len(self._context)
+            q = distribution(logits, self._sampling, change)
+            if self._mode is VerifyMode.REJECTION and not self._sampling.greedy:
+                proposal = drawn(quantize(q), self._sampling.seed, position)
+            else:
+                token = match_token(logits, position, self._sampling, change)
+                proposal = Proposal(token, float(q[token]))
         if not self.always_wrong:
             return proposal
         # Never the same token, and never the end token, after which a session stops drafting.

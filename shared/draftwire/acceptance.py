@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwire.adjust import Adjustment
 from draftwire.errors import InvalidRequest
 from draftwire.noise import Purpose, gumbel, uniform
 from draftwire.sampling import Probabilities, log_weights
@@ -36,13 +37,18 @@ class Outcome(NamedTuple):
 # ------------------------------------------------------------------ match
 
 
-def match_token(logits: NDArray[np.floating], position: int, sampling: SamplingParams) -> int:
+def match_token(
+    logits: NDArray[np.floating],
+    position: int,
+    sampling: SamplingParams,
+    adjustment: Adjustment | None = None,
+) -> int:
     """The token at `position`: argmax of log p + noise(seed, position), the lowest id of equals.
 
     `logits` [vocab]. The target's token, and the best guess of it from a draft model's logits.
     Scores are float64 sums of float32 terms: float32 sums would tie where winners live.
     """
-    x = log_weights(logits, sampling).astype(np.float64)
+    x = log_weights(logits, sampling, adjustment).astype(np.float64)
     if not sampling.greedy:  # a single token is left: no noise changes it
         x += gumbel(sampling.seed, [position], x.size)[0]
     return int(np.argmax(x))
@@ -116,8 +122,8 @@ def quantize(q: Probabilities, size: int = 16) -> CompactDistribution:
 
     Drafts must be drawn from what this returns (`dense`), not from q: else output is biased.
     """
-    top = np.argsort(-q, kind="stable")[:size]
-    weights = np.rint(q[top] * (255 / q[top[0]])).astype(np.uint8)
+    top = np.sort(np.argsort(-q, kind="stable")[:size])
+    weights = np.rint(q[top] * (255 / q[top].max())).astype(np.uint8)
     kept = weights > 0
     return CompactDistribution(tokens=top[kept].tolist(), weights=weights[kept].tobytes())
 
@@ -125,11 +131,11 @@ def quantize(q: Probabilities, size: int = 16) -> CompactDistribution:
 def dense(compact: CompactDistribution, vocab: int) -> Probabilities:
     """Probabilities that a compact distribution stands for, float64 [vocab].
 
-    Raises `InvalidRequest` if it names a token twice or one outside the vocabulary.
+    Raises `InvalidRequest` if it names one outside the vocabulary.
     """
     ids = np.asarray(compact.tokens)
-    if ids.max() >= vocab or len(set(compact.tokens)) < ids.size:
-        raise InvalidRequest(f"a draft distribution must name tokens below {vocab}, each once")
+    if ids.max() >= vocab:
+        raise InvalidRequest(f"a draft distribution must name tokens below {vocab}")
     weights = np.frombuffer(compact.weights, np.uint8).astype(np.float64)
     q = np.zeros(vocab)
     q[ids] = weights / weights.sum()

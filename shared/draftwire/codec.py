@@ -8,6 +8,7 @@ A message that breaks a rule raises `ProtocolViolation` (no frame, unknown kind)
 from __future__ import annotations
 
 import itertools
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -89,7 +90,10 @@ def encode_client(frame: t.ClientFrame) -> pb.ClientFrame:
                     tokens=frame.tokens,
                     credit=frame.credit,
                     parents=frame.parents,
-                    q=[pb.CompactDistribution(tokens=q.tokens, weights=q.weights) for q in frame.q],
+                    q=[
+                        pb.CompactDistribution(tokens=_differences(q.tokens), weights=q.weights)
+                        for q in frame.q
+                    ],
                 )
             )
         case t.Open():
@@ -110,7 +114,8 @@ def decode_client(message: pb.ClientFrame) -> t.ClientFrame:
             credit=draft.credit,
             parents=tuple(draft.parents),
             q=tuple(
-                t.CompactDistribution(tokens=tuple(q.tokens), weights=q.weights) for q in draft.q
+                t.CompactDistribution(tokens=tuple(accumulate(q.tokens)), weights=q.weights)
+                for q in draft.q
             ),
         )
     if kind == "open":
@@ -120,6 +125,10 @@ def decode_client(message: pb.ClientFrame) -> t.ClientFrame:
     raise ProtocolViolation(
         "the frame is empty or of an unknown kind", remedy="send open, draft or cancel"
     )
+
+
+def _differences(ids: t.Tokens) -> list[int]:
+    return [after - before for before, after in pairwise((0, *ids))]
 
 
 def _encode_open(frame: t.Open) -> pb.Open:

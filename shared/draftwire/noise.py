@@ -46,6 +46,7 @@ class Purpose(enum.IntEnum):
 
 
 _MATCH = 0  # stream of the Gumbel noise
+_DERIVED = 5  # stream of seeds
 
 
 def _absorb(state: int, word: int) -> int:
@@ -58,6 +59,11 @@ def _absorb(state: int, word: int) -> int:
 
 def _key(seed: int, position: int, stream: int) -> int:
     return _absorb(_absorb(_absorb(0, seed), position), stream)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of the `index`-th of several generations that one seed stands for; 0: itself."""
+    return _absorb(_absorb(_absorb(0, seed), index), _DERIVED) if index else seed
 
 
 def round_keys(seed: int, position: int) -> tuple[int, int]:

@@ -1,11 +1,7 @@
 """From logits to the distribution a token is drawn from: the one definition, for both sides.
 
 The order is: repetition, frequency and presence penalties, logit bias → grammar mask →
-temperature → top-k → top-p → min-p → softmax. Every step takes and returns log weights, float32
-[vocab], in which −inf is a removed token, so a step is added by one line in `log_weights`.
-Penalties, bias and grammar are not served yet: `unsupported` names them, for whoever opens a
-generation to refuse.
-
+temperature → XX
 Ties: of equal log weights the lower token id ranks first, in every step. Top-k keeps exactly k.
 Top-p keeps the shortest run of ranks whose mass reaches p, of what top-k left. Min-p keeps what
 has at least that share of the most likely token's probability.
@@ -18,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwire.adjust import Adjustment
 from draftwire.errors import InternalError
 from draftwire.types import SamplingParams
 
@@ -25,17 +22,6 @@ LogWeights: TypeAlias = NDArray[np.float32]
 Probabilities: TypeAlias = NDArray[np.float64]
 
 _REMOVED = np.float32(-np.inf)
-_UNSERVED = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "logit_bias": {},
-}
-
-
-def unsupported(sampling: SamplingParams) -> list[str]:
-    """Names of the fields that are set and that nothing here honours."""
-    return [name for name, neutral in _UNSERVED.items() if getattr(sampling, name) != neutral]
 
 
 def truncates(sampling: SamplingParams) -> bool:
@@ -111,20 +97,25 @@ def weights(x: LogWeights) -> Probabilities:
     return w
 
 
-def log_weights(logits: NDArray[np.floating], sampling: SamplingParams) -> LogWeights:
+def log_weights(
+    logits: NDArray[np.floating], sampling: SamplingParams, adjustment: Adjustment | None = None
+) -> LogWeights:
     """log p up to a constant, float32 [vocab]: 0 for the most likely token, −inf for removed ones.
 
     Greedy is a distribution too: one-hot at the greatest logit, the lowest id among equals.
     Raises `InternalError` for logits without a greatest one.
     """
-    # Penalties, bias and the grammar mask belong here: they change raw logits.
+    if adjustment is not None:
+        logits = adjustment.apply(logits)
     if sampling.greedy:
         return keep_first(scale(logits, 1.0), 1)
     return truncate(scale(logits, sampling.temperature), sampling)
 
 
-def distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Probabilities:
+def distribution(
+    logits: NDArray[np.floating], sampling: SamplingParams, adjustment: Adjustment | None = None
+) -> Probabilities:
     """Probabilities, float64 [vocab]: softmax of `log_weights`."""
-    w = weights(log_weights(logits, sampling))
+    w = weights(log_weights(logits, sampling, adjustment))
     p: Probabilities = w / w.sum()
     return p

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -24,6 +25,11 @@ DEFAULT_ADDRESS = "127.0.0.1:7433"
 MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 2**32 - 1  # counts and positions travel as 32 bits
 SESSION_ID_BYTES = 16
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+MAX_STATED_TOKENS = 64  # of a draft's distribution
+MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
 
 Tokens: TypeAlias = Sequence[int]
 
@@ -86,12 +92,21 @@ class FinishReason(enum.Enum):
     CANCELLED = "cancelled"
 
 
+_PENALTIES = (
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How logits become a token, in the order in which they apply (see `draftwire.sampling`).
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep every token.
-    `seed` keys every random draw and is an unsigned 64-bit integer.
+    `seed` keys every random draw and is an unsigned 64-bit integer. The repetition penalty counts
+    prompt and output, the others the output. Penalties and bias are bounded, so that no logit
+    leaves float32.
     """
 
     temperature: float = 0.0
@@ -105,14 +120,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ):
+        for name in ("temperature", "top_p", "min_p"):
             _require(math.isfinite(getattr(self, name)), f"{name} must be a finite number")
         _require(
             0 <= self.temperature <= 100, f"temperature is {self.temperature}, not in [0, 100]"
@@ -121,9 +129,18 @@ class SamplingParams:
         _require(0 < self.top_p <= 1, f"top_p is {self.top_p}, not in (0, 1]")
         _require(0 <= self.min_p <= 1, f"min_p is {self.min_p}, not in [0, 1]")
         _require(0 <= self.seed < 2**64, f"seed is {self.seed}, not in [0, 2⁶⁴)")
-        _require(self.repetition_penalty > 0, "repetition_penalty must be above 0")
-        check_tokens(list(self.logit_bias), "logit_bias")
-        _require(all(map(math.isfinite, self.logit_bias.values())), "logit_bias must be finite")
+        for name, least, most in _PENALTIES:
+            value = getattr(self, name)
+            _require(least <= value <= most, f"{name} is {value}, not in [{least}, {most}]")
+        bias = self.logit_bias
+        check_tokens(list(bias), "logit_bias")
+        _require(
+            all(-100 <= value <= 100 for value in bias.values()), "logit_bias is not in [-100, 100]"
+        )
+        _require(
+            len(bias) <= MAX_BIASED_TOKENS,
+            f"logit_bias names {len(bias)} tokens, more than {MAX_BIASED_TOKENS}",
+        )
 
     @property
     def greedy(self) -> bool:
@@ -133,7 +150,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """When a generation ends. `max_tokens` 0: when the context is full."""
+    """When a generation ends. `max_tokens` 0: when the context is full.
+
+    The first `min_tokens` tokens of the output are no end tokens, and no stop string is looked for
+    in their text.
+    """
 
     max_tokens: int = 0
     min_tokens: int = 0
@@ -143,8 +164,17 @@ class StopRules:
 
     def __post_init__(self) -> None:
         _check_counts(self, "", "max_tokens", "min_tokens")
+        _require(
+            not self.max_tokens or self.min_tokens <= self.max_tokens,
+            f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}",
+        )
         check_tokens(self.token_ids, "stop token ids")
         _require(all(self.strings), "a stop string is empty")
+        _require(
+            len(self.strings) <= MAX_STOP_STRINGS
+            and all(len(text.encode(errors="replace")) <= MAX_STOP_BYTES for text in self.strings),
+            f"more than {MAX_STOP_STRINGS} stop strings, or one longer than {MAX_STOP_BYTES} bytes",
+        )
 
     def reach(self, start: int, max_context: int) -> int:
         """The longest a text can get whose output begins at `start`, tokens."""
@@ -229,7 +259,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactDistribution:
-    """A truncated, quantized distribution: weight i (0–255) belongs to token i, all else is 0."""
+    """A truncated, quantized distribution: weight i (0–255) belongs to token i, all else is 0.
+
+    Token ids rise: so they are distinct, and their differences travel in few bytes.
+    """
 
     tokens: Tokens
     weights: bytes
@@ -238,6 +271,17 @@ class CompactDistribution:
         check_tokens(self.tokens, "draft distribution")
         _require(len(self.tokens) == len(self.weights), "draft distribution: weights ≠ tokens")
         _require(any(self.weights), "draft distribution has no weight")
+        _require(
+            len(self.tokens) <= MAX_STATED_TOKENS,
+            f"draft distribution names more than {MAX_STATED_TOKENS} tokens",
+        )
+        _require(
+            all(a < b for a, b in pairwise(self.tokens)), "draft distribution: token ids must rise"
+        )
+
+    def weight(self, token: int) -> int:
+        """The weight of a token."""
+        return self.weights[self.tokens.index(token)] if token in self.tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,13 +48,13 @@ from draftwire.types import (
     ClientFrame,
     Draft,
     FinishReason,
+    Grammar,
     History,
     Open,
     Opened,
     SamplingParams,
     ServingLimits,
     StopRules,
-    VerifyMode,
 )
 from draftwire.v1 import verifier_pb2 as pb
 from edge_client import transport as transport_module
@@ -285,8 +285,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DraftwireError]]] = {
     "model": ({"model": "other"}, ModelNotFound),
     "target": ({"expected_target": b"other"}, ModelChanged),
     "version": ({"protocol_version": 9}, ProtocolVersion),
-    "mode": ({"mode": VerifyMode.REJECTION}, UnsupportedParameter),
-    "stop strings": ({"stop": StopRules(strings=("✋",))}, UnsupportedParameter),
+    "grammar": ({"grammar": Grammar(kind="regex", text="✋")}, UnsupportedParameter),
     "tokens": ({"history": History(tokens=(1, 2, 64))}, InvalidRequest),
     "length": ({"history": History(tokens=(1,) * 2048), "start": 2048}, PromptTooLong),
     "history": (

@@ -183,3 +183,15 @@ def test_llama_cpps_log_goes_to_logging(caplog: pytest.LogCaptureFixture) -> Non
         LlamaModel.load(demo_model_path()).close()
     assert "n_vocab" in caplog.text
     assert all(record.levelno < logging.WARNING for record in caplog.records)
+
+
+def test_the_verifier_tells_the_same_text_of_every_token(
+    tokenizer: Tokenizer, reference: Any
+) -> None:
+    """Or one side would see a stop string where the other does not."""
+    from cloud_verifier.pieces import token_pieces
+
+    pieces = token_pieces(reference)
+    assert pieces is not None
+    differing = [token for token, piece in enumerate(pieces) if piece != tokenizer.piece(token)]
+    assert differing == []

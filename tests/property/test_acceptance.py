@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwire.acceptance import dense, match, match_token, quantize, rejection, typical
+from draftwire.acceptance import dense, draw, match, match_token, quantize, rejection, typical
+from draftwire.noise import Purpose, uniform
 from draftwire.sampling import distribution
 from draftwire.types import SamplingParams
 
@@ -118,3 +119,23 @@ def test_match_chooses_among_tokens_with_probability(
 ) -> None:
     logits = TABLE[a, b]
     assert distribution(logits, sampling)[match_token(logits, 2, sampling)] > 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), seeds, distributions, distributions)
+def test_what_is_drawn_at_a_position_does_not_depend_on_other_rounds(
+    rounds: list[int], seed: int, p: np.ndarray, q: np.ndarray
+) -> None:
+    """Rounds without drafts between others consume nothing: every stream is read by position."""
+    at, alone, together = 0, [], []
+    for count in rounds:
+        drafts = [draw(q, uniform(seed, at + j, Purpose.DRAFT)) for j in range(count)]
+        accepted, token = rejection(drafts, [p] * (count + 1), [q] * count, seed=seed, start=at)
+        together += [*drafts[:accepted], token]
+        for position, draft in enumerate(drafts[: accepted + 1], start=at):
+            one = rejection([draft], [p, p], [q], seed=seed, start=position)
+            alone.append(draft if one.accepted else one.token)
+        if accepted == count:
+            alone.append(rejection([], [p], [], seed=seed, start=at + count).token)
+        at += accepted + 1
+    assert together == alone

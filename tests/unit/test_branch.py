@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from draftwire.errors import InvalidRequest, ProtocolViolation
-from draftwire.types import Draft, ServingLimits, Tokens, Verdict
+from draftwire.types import (
+    CompactDistribution,
+    Draft,
+    ServingLimits,
+    Tokens,
+    Verdict,
+    VerifyMode,
+)
 from edge_client.branch import Branch, Commit, Origin
 from edge_client.plan import Plan
 
@@ -48,6 +55,22 @@ def test_rule_9_each_token_is_sent_once_an_epoch() -> None:
     ours = branch(10, 11, 12)
     sent = [*ours.take(2, 1).tokens, *ours.take(2, 1).tokens, *ours.take(2, 1).tokens]
     assert sent == [10, 11, 12]
+
+
+def test_in_rejection_mode_drafts_in_flight_carry_no_credit_and_what_they_came_from() -> None:
+    ours = Branch([1, 2, 3], agreed=3, mode=VerifyMode.REJECTION)
+    q = CompactDistribution(tokens=(10, 12), weights=b"\x01\x02")
+    ours.push(10, 0.5, q)
+    ours.push(11, 0.5)
+    frame = ours.due(PIPELINED, LIMITS, more=True)
+    one_hot = CompactDistribution(tokens=(11,), weights=b"\x01")
+    assert frame == Draft(base=3, epoch=0, tokens=(10, 11), credit=0, q=(q, one_hot))
+    ours.push(13, 0.5)
+    assert ours.due(PIPELINED, LIMITS, more=False) == Draft(base=5, epoch=0, tokens=(13,), credit=1)
+    ours.apply(verdict(3, 1))
+    assert ours.stated == [None, None]
+    ours.apply(verdict(4, 0, 50))
+    assert ours.stated == []
 
 
 def test_rule_10_only_unsent_drafts_may_be_dropped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,15 +95,18 @@ sampling = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
     seed=st.integers(0, 2**64 - 1),
-    repetition_penalty=st.floats(0, 1e9, exclude_min=True),
-    presence_penalty=numbers,
-    frequency_penalty=numbers,
-    logit_bias=st.dictionaries(token, numbers, max_size=4),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(token, st.floats(-100, 100), max_size=4),
+)
+lengths = st.one_of(
+    st.tuples(st.just(0), counts),
+    st.tuples(counts, counts).map(lambda pair: (max(pair), min(pair))),
 )
 stop = st.builds(
-    StopRules,
-    max_tokens=counts,
-    min_tokens=counts,
+    lambda length, **rules: StopRules(max_tokens=length[0], min_tokens=length[1], **rules),
+    length=lengths,
     token_ids=tokens,
     strings=tuples(st.text(min_size=1)),
     ignore_eos=st.booleans(),
@@ -143,8 +147,8 @@ def opens(draw: st.DrawFn) -> Open:
 @st.composite
 def distributions(draw: st.DrawFn) -> CompactDistribution:
     weights = draw(st.binary(min_size=1, max_size=5).filter(any))
-    ids = draw(st.lists(token, min_size=len(weights), max_size=len(weights)))
-    return CompactDistribution(tokens=tuple(ids), weights=weights)
+    ids = draw(st.sets(token, min_size=len(weights), max_size=len(weights)))
+    return CompactDistribution(tokens=tuple(sorted(ids)), weights=weights)
 
 
 drafts = st.builds(
@@ -342,6 +346,10 @@ def test_modes_unknown_to_a_client_are_left_out_of_the_card() -> None:
         {"sampling": pb.SamplingParams(top_p=-0.5)},
         {"sampling": pb.SamplingParams(min_p=2)},
         {"sampling": pb.SamplingParams(repetition_penalty=-1)},
+        {"sampling": pb.SamplingParams(repetition_penalty=1e-30)},
+        {"sampling": pb.SamplingParams(frequency_penalty=2.5)},
+        {"sampling": pb.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))},
+        {"limits": pb.Limits(max_tokens=3, min_tokens=4)},
         {"sampling": pb.SamplingParams(presence_penalty=float("nan"))},
         {"sampling": pb.SamplingParams(logit_bias={1: float("inf")})},
         {"sampling": pb.SamplingParams(logit_bias={2**31: 1.0})},
@@ -363,8 +371,11 @@ def test_a_value_out_of_range_is_refused(fields: dict[str, Any]) -> None:
         pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1], weights=b"\x01\x02")]),
         pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1], weights=b"\x00")]),
         pb.Draft(tokens=[1], q=[pb.CompactDistribution()]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1, 0], weights=b"\x01\x02")]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[1] * 65, weights=b"\x01" * 65)]),
+        pb.Draft(tokens=[1], q=[pb.CompactDistribution(tokens=[2**31], weights=b"\x01")]),
     ],
-    ids=["token", "parent", "weights", "all zero", "empty"],
+    ids=["token", "parent", "weights", "all zero", "empty", "twice", "many", "far"],
 )
 def test_a_draft_out_of_range_is_refused(draft: pb.Draft) -> None:
     with pytest.raises(InvalidRequest):
@@ -467,3 +478,31 @@ def test_an_open_again_does_not_grow_with_the_history() -> None:
         stop=StopRules(max_tokens=20_000),
     )
     assert len(pack_client(frame)) <= 180
+
+
+@pytest.mark.parametrize(("vocabulary", "most"), [(49_152, 58), (151_936, 64)])
+def test_a_stated_draft_takes_few_bytes(vocabulary: int, most: int) -> None:
+    """The draft's own id apart, whichever 16 tokens its distribution names: here as far apart and
+    as high as they can be, so that their differences take most."""
+    step = vocabulary // 16
+    ids = tuple(vocabulary - 1 - step * place for place in range(15, -1, -1))
+    q = CompactDistribution(tokens=ids, weights=bytes(range(240, 256)))
+    sizes = [
+        len(pack_client(Draft(base=1, epoch=0, tokens=(1,) * count, q=(q,) * count)))
+        for count in (1, 2)
+    ]
+    assert sizes[1] - sizes[0] - 1 <= most
+
+
+def test_half_of_the_differences_may_be_large_at_most() -> None:
+    """The worst case of a vocabulary of 151,936: nine differences of three bytes fit into it."""
+    large, small = 16_384, 128
+    ids = tuple(large * place for place in range(1, 10))
+    ids += tuple(ids[-1] + small * place for place in range(1, 8))
+    assert ids[-1] < 151_936
+    assert ids[-1] + large - small > 151_936
+    frame = Draft(
+        base=1, epoch=0, tokens=(1,), q=(CompactDistribution(tokens=ids, weights=b"\x01" * 16),)
+    )
+    plain = replace(frame, q=())
+    assert len(pack_client(frame)) - len(pack_client(plain)) <= 64

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from engine_bench import MODEL, PROMPT, Verifier, go, most, opening
 
+from cloud_verifier.admission import check_open
 from cloud_verifier.engine import Detached
 from draftwire.errors import (
     DeadlineExceeded,
@@ -40,6 +42,7 @@ from draftwire.types import (
     SamplingParams,
     StopRules,
     Timing,
+    Tokens,
     Verdict,
     VerifyMode,
 )
@@ -533,22 +536,15 @@ def test_a_draining_engine_admits_nothing_and_finishes_what_it_has() -> None:
         ({"model": "other"}, ModelNotFound, "'other'"),
         ({"expected_target": b"\xab\xcd"}, ModelChanged, "abcd"),
         ({"vocabulary_fingerprint": b"\xab\xcd"}, VocabularyMismatch, "abcd"),
-        ({"mode": VerifyMode.REJECTION}, UnsupportedParameter, "verify_mode rejection"),
-        ({"mode": VerifyMode.TYPICAL}, UnsupportedParameter, "verify_mode typical"),
-        ({"stop": StopRules(strings=("x",))}, UnsupportedParameter, "stop strings"),
-        ({"stop": StopRules(min_tokens=1)}, UnsupportedParameter, "min_tokens"),
         ({"grammar": Grammar(kind="regex", text="a*")}, UnsupportedParameter, "grammar"),
-        ({"logprobs": 1}, UnsupportedParameter, "logprobs"),
-        ({"required_features": ("trees",)}, UnsupportedParameter, "'trees'"),
-        *(
-            ({"sampling": SamplingParams(**{name: value})}, UnsupportedParameter, name)
-            for name, value in {
-                "repetition_penalty": 1.1,
-                "presence_penalty": 0.5,
-                "frequency_penalty": 0.5,
-                "logit_bias": {3: 1.0},
-            }.items()
+        ({"logprobs": 22}, InvalidRequest, "at most 20"),
+        ({"sampling": SamplingParams(logit_bias={50: 1})}, InvalidRequest, "logit_bias holds"),
+        (
+            {"stop": StopRules(min_tokens=1, token_ids=range(1, 50))},
+            InvalidRequest,
+            "min_tokens leaves no token",
         ),
+        ({"required_features": ("trees",)}, UnsupportedParameter, "'trees'"),
         ({"stop": StopRules(token_ids=(50,))}, InvalidRequest, "stop token ids holds token 50"),
     ],
 )
@@ -570,12 +566,11 @@ def test_what_is_not_served_is_refused_by_name_before_any_work(
 def test_all_that_is_refused_is_named_at_once() -> None:
     error = Verifier().refusal(
         opening(
-            mode=VerifyMode.REJECTION,
-            stop=StopRules(strings=("x",), min_tokens=2),
-            sampling=SamplingParams(presence_penalty=1),
+            required_features=("trees", "telepathy"),
+            grammar=Grammar(kind="regex", text="a*"),
         )
     )
-    for name in ("rejection", "stop strings", "min_tokens", "presence_penalty"):
+    for name in ("grammar", "trees", "telepathy"):
         assert name in error.message
 
 
@@ -594,6 +589,34 @@ def test_all_that_is_refused_is_named_at_once() -> None:
 )
 def test_drafts_of_modes_not_served_are_refused(draft: Draft) -> None:
     assert isinstance(Verifier().refusal(opening(), draft), UnsupportedParameter)
+
+
+def test_a_mode_that_is_not_served_is_refused_by_name() -> None:
+    card = replace(Verifier().engine.card, verify_modes=(VerifyMode.MATCH,))
+    with pytest.raises(UnsupportedParameter, match=r"rejection \(served: match\)"):
+        check_open(opening(mode=VerifyMode.REJECTION), card)
+
+
+ONE = CompactDistribution(tokens=(1,), weights=b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "q", "named"),
+    [
+        ((1, 2), (ONE,), "2 drafts came with 1"),
+        ((2,), (ONE,), "draft 2 has no weight"),
+        ((1,), (CompactDistribution(tokens=(1, 50), weights=b"\x01\x01"),), "holds token 50"),
+    ],
+)
+def test_a_distribution_that_a_draft_can_not_come_from_is_refused_before_any_pass(
+    tokens: Tokens, q: tuple[CompactDistribution, ...], named: str
+) -> None:
+    verifier = Verifier()
+    draft = Draft(base=3, epoch=0, tokens=tokens, q=q)
+    error = verifier.refusal(opening(mode=VerifyMode.REJECTION), draft)
+    assert isinstance(error, InvalidRequest)
+    assert named in error.message
+    assert verifier.target.passes == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import pytest
 
+from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
 from draftwire.testing.table import TableModel
-from draftwire.types import SamplingParams, Tokens
+from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Drafter, Proposal
 from edge_client.drafters.perturbed import NoisyDrafter, RandomDrafter, WrongDrafter
 from edge_client.drafters.propose import Proposer
@@ -39,7 +40,15 @@ class TableDraft:
     def perturb_logits(self, size: float, seed: int) -> None:
         self._proposer.perturb_logits(size, seed)
 
-    async def begin(self, sampling: SamplingParams, context: Tokens) -> int:
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
+        assert adjuster is None
+        assert mode is VerifyMode.MATCH
         self._sampling = sampling
         return sum(1 for _ in takewhile(bool, map(eq, self.tokens, context)))
 

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from draftwire.acceptance import dense, quantize
 from draftwire.errors import InternalError
 from draftwire.noise import gumbel_at
 from draftwire.sampling import distribution, log_weights
-from draftwire.types import SamplingParams
+from draftwire.types import SamplingParams, VerifyMode
 from edge_client.drafters.propose import CANDIDATES, Proposer, likeliest
 
 SAMPLINGS = [
@@ -35,6 +36,33 @@ def peaked(vocabulary: int, seed: int) -> npt.NDArray[np.float32]:
         20, dtype=np.float32
     )
     return x
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:])
+def test_in_rejection_mode_it_is_drawn_from_exactly_what_is_stated(
+    sampling: SamplingParams,
+) -> None:
+    logits = peaked(5000, seed=1)
+    proposer = Proposer(logits.size)
+    q = distribution(logits, sampling)
+    drawn = []
+    for position in range(400):
+        proposal = proposer.propose(logits, position, sampling, mode=VerifyMode.REJECTION)
+        assert proposal.q == quantize(q)
+        assert proposal.q is not None
+        assert proposal.q.weight(proposal.token) > 0
+        assert proposal.confidence == max(proposal.q.weights) / sum(proposal.q.weights)
+        drawn.append(proposal.token)
+    # Off by more than this in fewer than 1e-6 of all seeds (McDiarmid; see the acceptance tests).
+    share = np.bincount(drawn, minlength=logits.size) / len(drawn)
+    off = float(np.abs(share - dense(quantize(q), logits.size)).sum()) / 2
+    assert off < 0.5 * (15 / 400) ** 0.5 + (np.log(1e6) / 800) ** 0.5
+
+
+def test_in_rejection_mode_a_greedy_draft_is_one_hot() -> None:
+    proposal = Proposer(50).propose(peaked(50, 1), 3, SamplingParams(), mode=VerifyMode.REJECTION)
+    assert proposal.q is None
+    assert proposal.token == peaked(50, 1).argmax()
 
 
 @pytest.mark.parametrize("vocabulary", [50, 4095, 4096, 5000, 49152, 262144])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwire.errors import InternalError
-from draftwire.sampling import distribution, log_weights, scale, truncates, unsupported
+from draftwire.sampling import distribution, log_weights, scale, truncates
 from draftwire.types import SamplingParams
 
 
@@ -123,22 +123,6 @@ def test_broken_logits_are_an_error_not_a_token(bad: float) -> None:
 def test_half_precision_logits_are_raised_to_float32() -> None:
     logits = np.array([1.0, 1.5, -2.0], np.float16)
     assert log_weights(logits, SamplingParams(temperature=0.9)).dtype == np.float32
-
-
-def test_what_is_not_served_is_named() -> None:
-    assert unsupported(SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1)) == []
-    everything = SamplingParams(
-        repetition_penalty=1.1,
-        presence_penalty=-0.1,
-        frequency_penalty=0.2,
-        logit_bias={3: 0.0},
-    )
-    assert unsupported(everything) == [
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-    ]
 
 
 def test_truncation_is_recognised() -> None:

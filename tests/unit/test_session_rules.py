@@ -16,6 +16,7 @@ from draftwire.errors import (
     Superseded,
 )
 from draftwire.types import (
+    CompactDistribution,
     Draft,
     Finished,
     FinishReason,
@@ -32,6 +33,7 @@ from draftwire.types import (
     Tokens,
     Usage,
     Verdict,
+    VerifyMode,
     history_hash,
 )
 
@@ -453,6 +455,35 @@ def test_rule_16_full_acceptance_gives_a_bonus_token_with_credit_only() -> None:
     draft(having, 3, 8, 9, credit=1)
     assert judge(having, 2, 2, 50) == [Verdict(base=3, accepted=2, next=(50,))]
     assert having.tokens == [*PROMPT, 8, 9, 50]
+
+
+def test_rule_16_rejection_gives_a_bonus_token_only_with_nothing_pending() -> None:
+    session = opened(mode=VerifyMode.REJECTION)
+    draft(session, 3, 8, 9, 10, credit=1)
+    assert judge(session, 2, 2, 50) == [Verdict(base=3, accepted=2, next=())]
+    assert session.pending == [10]
+    assert session.ready
+    assert judge(session, 1, 1, 50) == [Verdict(base=5, accepted=1, next=(50,))]
+
+
+def test_what_a_draft_was_drawn_from_stays_with_it() -> None:
+    session = opened(mode=VerifyMode.REJECTION)
+    q = [CompactDistribution(tokens=(token,), weights=b"\x07") for token in (8, 9, 10)]
+    write(session, 8)
+    session.draft(Draft(base=3, epoch=0, tokens=(8, 9, 10), q=q))
+    draft(session, 6, 11)
+    assert session.stated == [*q[1:], None]
+    judge(session, 1, 1, 50)
+    assert (session.pending, session.stated) == ([10, 11], [q[2], None])
+    judge(session, 2, 0, 50)
+    assert session.stated == []
+
+
+def test_another_mode_is_another_generation() -> None:
+    session = opened(mode=VerifyMode.REJECTION)
+    write(session, 8)
+    attach(session, opening(attempt=2, mode=VerifyMode.MATCH))
+    assert session.tokens == list(PROMPT)
 
 
 def test_rule_16_a_bonus_that_equals_the_next_pending_draft_takes_its_place() -> None:

@@ -163,7 +163,7 @@ class Open(_message.Message):
     """
     logprobs: _builtins.int
     """Log-probabilities wanted for each committed token: 0 none, n: the token's own
-    and those of the n − 1 most likely.
+    and those of the n − 1 most likely. At most 21.
     """
     @_builtins.property
     def history(self) -> Global___History:
@@ -299,14 +299,16 @@ class SamplingParams(_message.Message):
     seed: _builtins.int
     """Key of every random draw of the generation."""
     repetition_penalty: _builtins.float
-    """Divides (or, below 0, multiplies) the logits of tokens seen; 0 or 1: none."""
+    """Divides (or, below 0, multiplies) the logits of tokens seen in prompt or output, in
+    [0.01, 100]; 0 or 1: none.
+    """
     presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens seen in the output; 0: none."""
+    """Subtracted from the logits of tokens seen in the output, in [-2, 2]; 0: none."""
     frequency_penalty: _builtins.float
-    """Subtracted once per occurrence in the output; 0: none."""
+    """Subtracted once per occurrence in the output, in [-2, 2]; 0: none."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logit of a token id."""
+        """Added to the logit of a token id, in [-100, 100]; at most 1024 of them."""
 
     def __init__(
         self,
@@ -344,7 +346,9 @@ class StopRules(_message.Message):
 
     @_builtins.property
     def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end it and are not part of the text."""
+        """Strings that end it and are not part of the text; at most 64, of at most 1024 bytes each.
+        Served where the model card's features name "stop_strings".
+        """
 
     def __init__(
         self,
@@ -370,7 +374,9 @@ class Limits(_message.Message):
     max_tokens: _builtins.int
     """Most output tokens, counted from `start`. 0: as many as the context holds."""
     min_tokens: _builtins.int
-    """Fewest output tokens before an end token counts."""
+    """The first so many output tokens are no end tokens: those are removed from the target's
+    distribution. No stop string is looked for in their text. At most max_tokens, if that is set.
+    """
     def __init__(
         self,
         *,
@@ -475,7 +481,9 @@ class CompactDistribution(_message.Message):
     weights: _builtins.bytes
     """One byte a token, proportional to its probability; never all 0."""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids, rising, at most 64: the first, then each one's difference from the one before."""
+
     def __init__(
         self,
         *,
@@ -707,7 +715,9 @@ class TokenLogprobs(_message.Message):
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
-    """Natural logarithm of the probability of the committed token."""
+    """Natural logarithm of the probability of the committed token, in the target's own
+    distribution: before penalties, bias, temperature and truncation.
+    """
     @_builtins.property
     def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The most likely tokens, best first, and their log-probabilities."""

@@ -1,0 +1,174 @@
+"""Drafts without a model: what followed the last tokens before, or what the caller expects.
+
+Answers often repeat their prompt (quotes, code, names), and an edit repeats most of the text that
+it changes. Looking for the last few tokens earlier in the text, and taking what came after them,
+costs nothing (Saxena 2023, prompt lookup decoding). A prediction is such a text given beforehand.
+Where neither knows, the draft model is asked, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from draftwire.adjust import Adjuster
+from draftwire.errors import InvalidRequest
+from draftwire.types import SamplingParams, Tokens, VerifyMode
+from edge_client.drafter import Drafter, Proposal
+
+NGRAM = 3
+"""Tokens that must agree before what followed them is proposed."""
+
+_LONGEST = 32  # a longer agreement is not told from this
+_LATEST = 16  # places looked at
+
+
+class NgramIndex:
+    """A text that is appended to and cut, and where each run of `NGRAM` tokens stands in it."""
+
+    def __init__(self, tokens: Tokens = ()) -> None:
+        self.text: list[int] = []
+        self._followed: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self.extend(tokens)
+
+    def extend(self, tokens: Tokens) -> None:
+        """The text goes on."""
+        for token in tokens:
+            at = len(self.text)
+            if at >= NGRAM:
+                self._followed[tuple(self.text[at - NGRAM :])].append(at)
+            self.text.append(token)
+
+    def truncate(self, length: int) -> None:
+        """Only the first `length` tokens are left."""
+        while len(self.text) > length:
+            del self.text[-1]
+            at = len(self.text)
+            if at >= NGRAM:
+                places = self._followed[tuple(self.text[at - NGRAM :])]
+                places.pop()  # rising, so that the last is this one
+                if not places:
+                    del self._followed[tuple(self.text[at - NGRAM :])]
+
+    def find(self, context: Tokens) -> tuple[int, int]:
+        """Where the end of `context` stands in the text: the place after it, and how long it is.
+
+        The longest agreement among the latest places, of equal ones the latest; (0, 0) for none.
+        """
+        best = (0, 0)
+        if len(context) < NGRAM:
+            return best
+        places = self._followed.get(tuple(context[-NGRAM:]), ())
+        for place in places[-_LATEST:]:
+            length = NGRAM
+            most = min(place, len(context), _LONGEST)
+            while length < most and self.text[place - 1 - length] == context[-1 - length]:
+                length += 1
+            if length >= best[1]:
+                best = place, length
+        return best
+
+
+class LookupDrafter:
+    """`Drafter` that looks drafts up, and asks `inner` where it finds none.
+
+    `prediction` is what the output is expected to be, after a prompt of `start` tokens: proposed
+    from its beginning, and after a difference from wherever the text agrees with it again. For one
+    generation: `inner` keeps its own context for the next.
+    """
+
+    def __init__(
+        self, inner: Drafter | None = None, *, start: int = 0, prediction: Tokens = ()
+    ) -> None:
+        self._inner = inner
+        self._start = start
+        self._prediction = NgramIndex(prediction)
+        self._context = NgramIndex()
+        self._aligned = 0  # leading tokens of the output that are the prediction's
+        self._agreed = 0  # leading tokens of the context that the inner one shares
+        self.predicting = bool(prediction)
+        """Whether the last draft came from the prediction: more will, at no cost."""
+        self.found = False
+        """Whether it came from the text itself."""
+        self.asks = True
+        """Whether the inner drafter is asked where nothing is found."""
+
+    @property
+    def max_context(self) -> int:
+        """No bound of its own; beyond the inner drafter's there are fewer drafts."""
+        return 1 << 31
+
+    async def begin(
+        self,
+        sampling: SamplingParams,
+        context: Tokens,
+        adjuster: Adjuster | None = None,
+        mode: VerifyMode = VerifyMode.MATCH,
+    ) -> int:
+        """Start the generation; what is looked up does not depend on its parameters."""
+        if self._inner is not None:
+            self._agreed = await self._inner.begin(sampling, context, adjuster, mode)
+        return 0
+
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
+        """Truncate to `keep` tokens, append `tokens`, propose the next: looked up, or the model's.
+
+        None if there is nothing to propose. Raises what the inner drafter does.
+        """
+        context = self._context
+        if not 0 <= keep <= len(context.text):
+            raise InvalidRequest(f"can't keep {keep} of {len(context.text)} tokens")
+        if context.text:  # before the first draft the inner one may share what is to come
+            self._agreed = min(self._agreed, keep)
+        self._aligned = max(0, min(self._aligned, keep - self._start))
+        context.truncate(keep)
+        context.extend(tokens)
+        proposal = self._look_up()
+        if proposal is None:
+            return await self._ask()
+        context.extend((proposal.token,))
+        return proposal
+
+    async def close(self) -> None:
+        """Close the inner drafter."""
+        if self._inner is not None:
+            await self._inner.close()
+
+    def _look_up(self) -> Proposal | None:
+        """The next token of the prediction, or of the place where the text was here before."""
+        text, prediction = self._context.text, self._prediction.text
+        output = len(text) - self._start
+        while self._aligned < min(output, len(prediction)) and (
+            text[self._start + self._aligned] == prediction[self._aligned]
+        ):
+            self._aligned += 1
+        if prediction and self._aligned == output:
+            place, length = output, _LONGEST
+        else:
+            place, length = self._prediction.find(text[-_LONGEST:])
+        before, again = self._context.find(text)
+        self.predicting = 0 <= place < len(prediction) and length >= max(NGRAM, again)
+        self.found = again > 0 and not self.predicting
+        if self.predicting:
+            return Proposal(prediction[place], _confidence(length))
+        return Proposal(text[before], _confidence(again)) if self.found else None
+
+    async def _ask(self) -> Proposal | None:
+        """The inner drafter's proposal, after what it has not been told."""
+        text, inner = self._context.text, self._inner
+        if inner is None or not self.asks or len(text) >= inner.max_context:
+            return None
+        kept, self._agreed = self._agreed, len(text)  # so it is, should we stop waiting
+        try:
+            proposal = await inner.draft(kept, text[kept:])
+        except InvalidRequest:  # which changes no context
+            self._agreed = kept
+            raise
+        if proposal is not None:
+            self._context.extend((proposal.token,))
+            self._agreed += 1
+        return proposal
+
+
+def _confidence(length: int) -> float:
+    """How likely what followed `length` equal tokens follows them again: a guess to calibrate."""
+    return length / (length + 1)

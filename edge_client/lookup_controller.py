@@ -1,0 +1,50 @@
+"""How far to draft where drafts are looked up, which costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edge_client.drafters.lookup import LookupDrafter
+from edge_client.plan import Controller, Plan, Round, View
+
+_EXPECTED = Plan(window=128, chunk=32, credit=1, pipelined=True)
+"""For a prediction: as many drafts at a time as a pass judges, and the next ones under way."""
+
+_FOUND = Plan(window=16, chunk=8, credit=1, pipelined=True)
+"""For what stood in the text before."""
+
+
+class LookupController:
+    """Sends plenty of what is looked up; how far the draft model drafts is `inner`'s choice.
+
+    Where that is not at all, drafts are still looked up, one ahead, to see where they hold again.
+    """
+
+    def __init__(self, inner: Controller, drafter: LookupDrafter) -> None:
+        self._inner = inner
+        self._drafter = drafter
+
+    def plan(self, view: View) -> Plan:
+        """By where the last draft came from."""
+        if self._drafter.predicting:
+            return _EXPECTED
+        if self._drafter.found:
+            return _FOUND
+        plan = self._inner.plan(view)
+        self._drafter.asks = plan.window > 0
+        return plan if plan.window else replace(plan, window=1)
+
+    def drafted(self, seconds: float, fed: int) -> None:
+        """Tell the other one what its own drafts took; looking up is no measure of them."""
+        if not (self._drafter.predicting or self._drafter.found):
+            self._inner.drafted(seconds, fed)
+
+    def judged(self, outcome: Round) -> None:
+        """Pass a verdict on."""
+        self._inner.judged(outcome)
+
+    def explain(self) -> Mapping[str, Any]:
+        """The inner controller's."""
+        return self._inner.explain()

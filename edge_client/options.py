@@ -1,0 +1,129 @@
+"""What a generation can be asked for: the options of `AsyncEdgeClient.generate`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from draftwire.errors import InvalidRequest
+from draftwire.types import MAX_TOP_LOGPROBS, SamplingParams, StopRules, VerifyMode
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """Options by name; `settings` has their defaults."""
+
+    max_tokens: int
+    """Longest output, tokens; 0: as long as the context."""
+    min_tokens: int
+    """The first so many tokens of the output are no end tokens."""
+    temperature: float
+    """0: greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    """Divides (or, below 0, multiplies) the logits of tokens seen in prompt or output; 1: none."""
+    presence_penalty: float
+    """Subtracted from the logits of tokens seen in the output."""
+    frequency_penalty: float
+    """Subtracted once per occurrence in the output."""
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these token ids."""
+    seed: int | None
+    """Of all that is random; None: a fresh one, which the summary reports."""
+    stop: str | Sequence[str]
+    """Strings that end the output; neither they nor what follows is part of it."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the output, beside the model's own end tokens."""
+    ignore_eos: bool
+    """Go on past the model's own end tokens."""
+    logprobs: bool
+    """Tell each token's log-probability."""
+    top_logprobs: int
+    """Tell those of the likeliest so many as well."""
+    verify_mode: VerifyMode | str
+    """How drafts are judged: "match", "rejection" (both exact), or "typical", which is lossy."""
+    prompt_lookup: bool
+    """Draft what followed the same tokens earlier in the text, before asking the draft model."""
+    prediction: str | Sequence[int]
+    """The output that is expected, text or token ids: drafted as long as it holds, and again from
+    where the output agrees with it again. Looks up as `prompt_lookup` does."""
+    num_draft_tokens: int | None
+    """Drafts a round; 0: the cloud decodes alone; None: adapts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options, checked. `logprobs` counts log-probabilities a token: its own and the likeliest."""
+
+    sampling: SamplingParams
+    stop: StopRules
+    logprobs: int
+    mode: VerifyMode
+    prompt_lookup: bool
+    prediction: str | Sequence[int]
+    num_draft_tokens: int | None
+
+
+def settings(
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    min_tokens: int = 0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: bool = False,
+    top_logprobs: int = 0,
+    verify_mode: VerifyMode | str = VerifyMode.MATCH,
+    prompt_lookup: bool = False,
+    prediction: str | Sequence[int] = (),
+    num_draft_tokens: int | None = None,
+) -> Settings:
+    """The settings of these options. Raises `InvalidRequest` for values out of range."""
+    if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
+    if num_draft_tokens is not None and num_draft_tokens < 0:
+        raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    try:
+        mode = VerifyMode(verify_mode)
+    except ValueError:
+        modes = ", ".join(one.value for one in VerifyMode)
+        raise InvalidRequest(f"verify_mode is {verify_mode!r}, not one of {modes}") from None
+    return Settings(
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=dict(logit_bias or {}),
+            seed=secrets.randbits(64) if seed is None else seed,
+        ),
+        stop=StopRules(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            token_ids=tuple(stop_token_ids),
+            strings=(stop,) if isinstance(stop, str) else tuple(stop),
+            ignore_eos=ignore_eos,
+        ),
+        logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
+        mode=mode,
+        prompt_lookup=prompt_lookup,
+        prediction=prediction,
+        num_draft_tokens=num_draft_tokens,
+    )

@@ -1,0 +1,136 @@
+"""Drafts without a model: fewer passes where the text is expected, the same text anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_client import PROMPT, TOKENIZER, read, serving
+
+from draftwire.testing.clock import run_virtual
+from draftwire.testing.table import TableModel
+from draftwire.types import SamplingParams, VerifyMode
+from edge_client.arguments import build_parser, sampling_options
+from edge_client.drafters.lookup import LookupDrafter
+from edge_client.options import settings
+from edge_client.results import Summary
+
+MODEL = TableModel(vocabulary_size=320, states=512)
+LOOP = TableModel(vocabulary_size=320, states=1)  # says the same token for ever
+WHOLE = read(model=MODEL, max_tokens=120, num_draft_tokens=0)
+
+
+def predicted(model: TableModel = MODEL, drafters: int = 0, **options: Any) -> Summary:
+    async def run() -> Summary:
+        async with serving(model, drafters=drafters) as (client, _):
+            stream = client.generate(PROMPT, **{"max_tokens": 120} | options)
+            await stream.read()
+            return stream.summary
+
+    return run_virtual(run())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("drafters", [0, 1])
+def test_a_prediction_that_holds_takes_few_passes(drafters: int) -> None:
+    summary = predicted(prediction=WHOLE.token_ids, drafters=drafters)
+    assert summary.token_ids == WHOLE.token_ids
+    assert summary.rounds <= 1 + -(-120 // 32) + 1  # the first token, and 32 drafts a pass
+    assert summary.alpha == 1
+
+
+def test_a_prediction_may_be_text() -> None:
+    text = " the of nabe gabe" * 20
+    tokens = TOKENIZER.encode(text)
+
+    async def run() -> list[int]:
+        async with serving(MODEL) as (client, _):
+            return client._expected(text)
+
+    assert run_virtual(run()) == tokens
+
+
+@pytest.mark.parametrize("kind", ["inserted", "left out", "changed"])
+def test_after_a_difference_it_is_taken_up_again(kind: str) -> None:
+    prediction = list(WHOLE.token_ids)
+    if kind == "inserted":
+        prediction[40:40] = [7, 8, 9]
+    elif kind == "left out":
+        del prediction[40:45]
+    else:
+        prediction[40] = 1 + prediction[40] % 319
+    summary = predicted(prediction=prediction)
+    assert summary.token_ids == WHOLE.token_ids
+    assert summary.accepted > 90
+    assert summary.rounds < 25
+
+
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 4}])
+@pytest.mark.parametrize("drafters", [0, 1])
+def test_a_prediction_that_is_wrong_changes_nothing(drafters: int, options: dict[str, Any]) -> None:
+    wrong = [1 + token % 319 for token in WHOLE.token_ids]
+    summary = predicted(prediction=wrong, drafters=drafters, **options)
+    assert summary.token_ids == WHOLE.token_ids
+
+
+def test_what_was_there_before_is_drafted_again() -> None:
+    alone = predicted(LOOP, num_draft_tokens=0)
+    looked_up = predicted(LOOP, prompt_lookup=True, num_draft_tokens=8)
+    assert looked_up.token_ids == alone.token_ids
+    assert looked_up.accepted > 90
+    assert looked_up.rounds < alone.rounds / 3
+
+
+def test_where_nothing_is_found_the_cloud_goes_on_without_waiting_for_the_device() -> None:
+    async def seconds(**options: Any) -> float:
+        started = asyncio.get_running_loop().time()
+        async with serving(MODEL, drafters=0, delay_s=0.05) as (client, _):
+            stream = client.generate(PROMPT, max_tokens=120, **options)
+            await stream.read()
+            assert stream.summary.token_ids == WHOLE.token_ids
+        return asyncio.get_running_loop().time() - started
+
+    looking = run_virtual(seconds(prompt_lookup=True, num_draft_tokens=8))
+    assert looking < 1.3 * run_virtual(seconds(num_draft_tokens=0))
+
+
+def test_the_draft_model_drafts_where_nothing_is_found() -> None:
+    summary = predicted(drafters=1, prompt_lookup=True, num_draft_tokens=4)
+    assert summary.token_ids == WHOLE.token_ids
+    assert summary.accepted > 40
+
+
+@pytest.mark.parametrize("mode", VerifyMode)
+def test_looked_up_drafts_are_judged_in_every_mode(mode: VerifyMode) -> None:
+    summary = predicted(prediction=WHOLE.token_ids, verify_mode=mode, drafters=1)
+    assert summary.token_ids == WHOLE.token_ids
+    sampled = predicted(
+        prediction=WHOLE.token_ids, verify_mode=mode, drafters=1, temperature=0.8, seed=1
+    )
+    assert len(sampled.token_ids) == 120
+
+
+def test_the_source_with_the_longer_agreement_is_believed() -> None:
+    async def run() -> list[int]:
+        drafter = LookupDrafter(start=4, prediction=[1, 2, 3, 30])
+        await drafter.begin(SamplingParams(), [])
+        tokens = []
+        # The prediction agrees in three tokens, the text itself in four.
+        for text in ([9, 1, 2, 3, 40, 5, 1, 2, 3], [9, 1, 2, 3, 40, 5, 9, 1, 2, 3]):
+            proposal = await drafter.draft(0, text)
+            assert proposal is not None
+            tokens.append(proposal.token)
+        return tokens
+
+    assert asyncio.run(run()) == [30, 40]
+
+
+def test_the_command_reads_a_prediction_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "expected.txt"
+    file.write_text("as it was", encoding="utf-8")
+    arguments = build_parser().parse_args(["generate", "x", "--prediction", str(file)])
+    assert settings(**sampling_options(arguments)).prediction == "as it was"
+    assert "prediction" not in sampling_options(build_parser().parse_args(["generate"]))
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["generate", "x", "--prediction", str(tmp_path / "none")])
