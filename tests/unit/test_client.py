@@ -67,6 +67,9 @@ def make(request: pytest.FixtureRequest, verifier: VerifierServer) -> Iterator[C
     yield make
     for client in made:
         client.close()
+    late = time.monotonic() + 10  # the verifier hears of a stream's end a little later
+    while verifier.engine.active and time.monotonic() < late:
+        time.sleep(0.001)
     assert not verifier.engine.active  # whatever a test did, the verifier is rid of it
 
 
