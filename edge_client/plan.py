@@ -47,8 +47,11 @@ class Plan:
         return cls(window=window, chunk=chunk, credit=credit, pipelined=True)
 
     @classmethod
-    def cloud_alone(cls, credit: int = 32) -> Plan:
-        """The cloud decodes and streams; the device grants credit and listens."""
+    def cloud_alone(cls, credit: int = 128) -> Plan:
+        """The cloud decodes and streams; the device grants credit and listens.
+
+        128 tokens last over any round trip: more are granted when half are used.
+        """
         return cls(window=0, chunk=0, credit=credit)
 
     @classmethod
