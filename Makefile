@@ -64,7 +64,7 @@ identity: setup ## Compare split output with the target's own, token for token, 
 	python -m bench.identity $(ARGS)
 
 .PHONY: bench
-bench: $(BENCHES) ## Run every benchmark
+bench: $(filter-out bench-soak,$(BENCHES)) ## Run every benchmark but the soak, which takes long
 
 bench-%: setup ## Run one benchmark of bench/
 	python -m bench.$* $(ARGS)

@@ -28,7 +28,7 @@ class Prompt:
         return tokenizer.encode(self.text)
 
 
-def _inventory(shelves: int) -> str:
+def inventory(shelves: int) -> str:
     """A list that no model has by heart."""
     goods = ("copper wire", "lamp oil", "blue paint", "door hinges", "rope", "candles", "nails")
     return "\n".join(
@@ -43,7 +43,7 @@ PROMPTS: Sequence[Prompt] = (
     Prompt("python", "Write a Python function that returns the n-th Fibonacci number."),
     Prompt("french", "Décris en français un été à la mer : le sable, les vagues, la lumière."),
     Prompt("japanese", "日本の四季について、短い文章を書いてください。"),
-    Prompt("inventory", f"{_inventory(32)}\n\nWhich shelf holds the most candles, and why?"),
+    Prompt("inventory", f"{inventory(32)}\n\nWhich shelf holds the most candles, and why?"),
     Prompt("word", "The", chat=False),
     Prompt("emoji", "🙂🙃😉 🚲🌊 → translate these emojis into a sentence, then add three more: "),
     Prompt("colours", "List ten colours, each with something that has it."),

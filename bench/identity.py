@@ -27,7 +27,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._comparison import TIE, Case, Comparison, run_links
+from bench._progress import Progress
 from bench._prompts import PROMPTS, Prompt
 from bench._reference import CACHE, Reference
 from draftwire.testing.demo import demo_model_path
@@ -60,22 +60,6 @@ def quick_grid() -> list[Case]:
     """A few prompts of different kinds, and of the round trips one in turn per cell."""
     cells = product(PROMPTS[:QUICK_PROMPTS], SAMPLINGS, LENGTHS)
     return [Case(*cell, RTTS_MS[i % len(RTTS_MS)]) for i, cell in enumerate(cells) if i % 3 == 0]
-
-
-class Progress:
-    """Lines on stderr, repeats of the same kind at most every few seconds."""
-
-    def __init__(self, every_s: float = 5.0) -> None:
-        self._every_s = every_s
-        self._last: dict[str, float] = {}
-        self._started = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        kind, now = line.partition(":")[0], time.monotonic()
-        if kind in ("target alone", "split") and now - self._last.get(kind, 0) < self._every_s:
-            return
-        self._last[kind] = now
-        print(f"[{now - self._started:5.0f} s] {line}", file=sys.stderr, flush=True)
 
 
 def _length(text: str) -> int | None:

@@ -7,11 +7,16 @@ torch brings along and uses by itself for bfloat16 only; with many rows oneDNN i
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TypeGuard
 
 import torch
 from torch import nn
+
+# oneDNN, and torch above it, keep what they prepared for the last 1,024 shapes, of which every
+# number of rows is one: near a megabyte each. What the passes at hand use is a few dozen.
+_KEPT = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
 
 def available() -> bool:
@@ -26,8 +31,12 @@ def available() -> bool:
 def install(model: nn.Module) -> int:
     """Let the float32 linear layers of `model` on the CPU take the faster way; how many do.
 
-    Weights stay where they are and are not copied. `remove` undoes it.
+    Weights stay where they are and are not copied. `remove` undoes it. The memory that oneDNN may
+    keep is bounded through the environment, unless that says so already; it is read once, so that
+    it has no effect in a process that has used oneDNN before.
     """
+    for name, capacity in _KEPT.items():
+        os.environ.setdefault(name, capacity)
     if not available():
         return 0
     layers = [layer for layer in model.modules() if _eligible(layer)]

@@ -139,6 +139,13 @@ def _gauges(engine: Engine, model: str) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(PREFIX + name, about, labels=["model_name"])
         gauge.add_metric([model], value)
         yield gauge
+    pool = engine.pool
+    blocks = GaugeMetricFamily(
+        PREFIX + "kv_cache_blocks", "KV blocks by state.", labels=["model_name", "state"]
+    )
+    for state, count in (("free", pool.free), ("cached", pool.cached), ("held", pool.held)):
+        blocks.add_metric([model, state], count)
+    yield blocks
     allowances = [session.allowance.drafts for session in active]
     limited = GaugeMetricFamily(
         PREFIX + "sessions_limited",

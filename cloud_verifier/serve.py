@@ -119,8 +119,10 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
 
         model = TableModel(vocabulary_size=320, eos_rate=0.01)
         return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
+    from cloud_verifier.heap import return_large_blocks
     from cloud_verifier.hf_target import HFTarget
 
+    return_large_blocks()
     target = HFTarget.load(
         arguments.model,
         kv_tokens=arguments.kv_tokens,

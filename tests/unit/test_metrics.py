@@ -168,6 +168,21 @@ def test_gauges_follow_sessions_and_blocks() -> None:
     assert verifier.metrics(*names) == [0, 1, 0]
 
 
+def test_every_block_is_free_cached_or_held() -> None:
+    verifier = Verifier(num_blocks=64)
+    stream = verifier.open(history=History(tokens=[1] * 33), start=33)
+
+    def blocks() -> list[float]:
+        states = ("free", "cached", "held")
+        return [verifier.metric("kv_cache_blocks", state=state) for state in states]
+
+    assert blocks() == [64, 0, 0]
+    verifier.hear(stream, Draft(base=33, epoch=0, credit=1))
+    assert blocks() == [61, 0, 3]
+    verifier.hear(stream, Cancel())
+    assert blocks() == [62, 2, 0]  # what was not full is worth nothing
+
+
 def rivals() -> tuple[Verifier, list[Arrival]]:
     """Two sessions that each need all there is of KV memory, and their first drafts."""
     verifier = Verifier(num_blocks=4)
