@@ -10,6 +10,9 @@ from cloud_verifier.kv_cache import BlockPool
 from cloud_verifier.scheduler import Share
 from cloud_verifier.sessions import Session
 
+ROOM_TO_GROW = 64
+"""Tokens that every session under way may still write when another enters."""
+
 
 class Memory:
     """Gives the shares of a pass their blocks, taking them from other sessions if it must.
@@ -36,22 +39,36 @@ class Memory:
     def grant(self, share: Share, granted: Sequence[Share], now: float) -> bool:
         """Give a share its blocks. When they run short others lose theirs, not those `granted`.
 
-        A prompt gets blocks for all of it at once, and only where each of the others still finds
-        one for its next tokens: it would else soon lose what it computed.
+        Who comes in gets blocks for its whole prompt at once, and only where it and each of the
+        others may still grow by `ROOM_TO_GROW`: it would else soon lose what it computed.
         """
-        session, active = share.session, self._active.values()
+        session, pool = share.session, self._pool
         positions = max(share.end, len(session.tokens))
-        entering = session.in_prompt and len(session.kv.blocks) < self._pool.blocks_for(positions)
+        held = len(session.kv.blocks)
+        entering = held < pool.blocks_for(positions) and (session.in_prompt or not held)
         while True:
-            others = sum(bool(other.kv.blocks) for other in active if other is not session)
-            if self._pool.grow(session.kv, positions, spare=others if entering else 0):
+            spare = self._growth(session, positions) if entering else 0
+            if pool.grow(session.kv, positions, spare=spare):
                 return True
-            loser = victim(session, active, granted, asleep_since=now - self._hold_s)
+            loser = victim(session, self._active.values(), granted, asleep_since=now - self._hold_s)
             if loser is None:
                 self.denied = True
                 return False
             self._preempted(loser)
-            self._pool.release(loser.kv, now)
+            pool.release(loser.kv, now)
+
+    def _growth(self, entering: Session, positions: int) -> int:
+        """Blocks that it and those under way need beside what they have, to grow for a while."""
+
+        def more(session: Session, length: int, held: int) -> int:
+            grown = min(session.reach, length + ROOM_TO_GROW)
+            return max(0, self._pool.blocks_for(grown) - held)
+
+        return more(entering, positions, self._pool.blocks_for(positions)) + sum(
+            more(other, len(other.tokens), len(other.kv.blocks))
+            for other in self._active.values()
+            if other.kv.blocks and other is not entering
+        )
 
     @property
     def next_release(self) -> float:

@@ -122,6 +122,7 @@ class Verifier:
         *,
         max_context: int = 100,
         max_rows: int = 6,
+        max_credit: int = 60,
         num_blocks: int = 100,
         block_size: int = 4,
         fixed_s: float = 0.0,
@@ -129,7 +130,7 @@ class Verifier:
         **config: Any,
     ) -> None:
         limits = ServingLimits(
-            max_context=max_context, max_rows=max_rows, max_pending=20, max_credit=60
+            max_context=max_context, max_rows=max_rows, max_pending=20, max_credit=max_credit
         )
         self.now = 0.0
         self.fixed_s, self.per_token_s = fixed_s, per_token_s

@@ -221,14 +221,14 @@ def test_blocks_that_a_lost_session_left_cached_are_waited_for_and_go() -> None:
 
 @pytest.mark.parametrize("credit", [1, 60])
 def test_kv_for_one_text_serves_four_sessions(credit: int) -> None:
-    verifier = Verifier(max_context=60, num_blocks=15)
+    verifier = Verifier(max_context=200, num_blocks=50)
     devices = [
-        Device(verifier, name, (name, 5, 6), k=3 if credit == 1 else 0, tokens=50)
+        Device(verifier, name, (name, 5, 6), k=3 if credit == 1 else 0, tokens=180)
         for name in range(1, 5)
     ]
     play(verifier, devices)
     assert [device.text[3:] for device in devices] == [device.whole for device in devices]
-    assert verifier.recorder.preemptions > 4
+    assert verifier.recorder.preemptions > 2
     assert verifier.recorder.errors == []
 
 
@@ -242,7 +242,7 @@ def test_kv_for_four_serves_sixteen_devices_and_little_is_computed_twice() -> No
         play(verifier, devices)
         assert [device.text[3:] for device in devices] == [device.whole for device in devices]
         fed.append(verifier.recorder.tokens)
-    assert fed[0] < 1.6 * fed[1]
+    assert fed[0] <= 1.1 * fed[1]
 
 
 def test_owners_share_the_kv_whoever_came_first() -> None:
@@ -260,15 +260,17 @@ def test_owners_share_the_kv_whoever_came_first() -> None:
 
 
 def test_the_ready_session_admitted_first_is_never_preempted() -> None:
-    verifier = Verifier(max_context=60, num_blocks=15)
-    streams = [verifier.begin(opening(name, stop=most(50)), go()) for name in range(1, 5)]
+    verifier = Verifier(max_context=200, num_blocks=50, max_credit=200)
+    streams = [
+        verifier.begin(opening(name, stop=most(180)), go(credit=180)) for name in range(1, 5)
+    ]
     verifier.step()
     while verifier.engine.has_work:
         first = next(iter(verifier.engine.active.values()))
         written = len(first.tokens)
         verifier.step()
         assert len(first.tokens) == written + 1  # each step brings it a token
-    assert [verifier.text(stream) for stream in streams] == [MODEL.generate(PROMPT, 50)] * 4
+    assert [verifier.text(stream) for stream in streams] == [MODEL.generate(PROMPT, 180)] * 4
     assert verifier.recorder.preemptions > 0
     verifier.check_books()
 
