@@ -6,7 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-BENCHES := $(filter-out bench-identity,$(patsubst bench/%.py,bench-%,$(wildcard bench/[a-z]*.py)))
+BENCHES := $(filter-out bench-identity bench-network_report,$(patsubst bench/%.py,bench-%,$(wildcard bench/[a-z]*.py)))
 
 .PHONY: help
 help: ## List the targets

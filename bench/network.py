@@ -1,0 +1,225 @@
+"""What splitting gains over networks: the real two-process system through an emulated link.
+
+Device and verifier run on a core each, the link in a process of its own. For every network, drafter
+and temperature these decode the same prompts, token for token the same text:
+
+  cloud-alone    the cloud decodes and streams
+  waiting K      rounds of K drafts, each waiting for its verdict
+  pipelined W/C  drafts flow while verdicts are out: at most W unjudged, sent C at a time
+  run-on W/C     the same, and the cloud writes on while it has none
+  controller     chooses among all of these by itself, after one text of the same network
+
+and, without a network, transformers' generate and assisted generation, and llama.cpp alone. In a
+repetition every setting runs once, in an order that rotates, so that ratios are of runs within
+minutes. A run during which others took more than --others of a core is repeated.
+
+The record is JSON lines; `python -m bench.network_report` makes tables and plots of it. --full runs
+the whole matrix on virtual time instead (`bench.controller`), which no other process disturbs. The
+exit status is 1 if texts differ or a stream broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench import _alone, network_report
+from bench._cores import sides
+from bench._device import TABLE, Device
+from bench._network_record import Record
+from bench._network_run import Runner
+from bench._prompts import PROMPTS
+from bench._relay import relaying
+from bench._settings import ADAPTIVE, DEFAULT, EVERYTHING, FIXED, PROMPT_NAMES, Q4, QUICK, Form
+from cloud_verifier.auth import new_key
+from draftwire.testing.demo import demo_model_path
+from edge_client.verifier_process import VerifierProcess
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SERVE = ("--threads", "1", "--kv-tokens", "8192", "--max-sessions", "4", "--session-ttl", "20")
+TEXTS = [prompt for name in PROMPT_NAMES for prompt in PROMPTS if prompt.name == name]
+WARM_UP = next(prompt for prompt in PROMPTS if prompt.name == "story")
+DRAFT_MODEL = "llama.cpp alone"
+TRIES = 3
+
+
+@contextlib.asynccontextmanager
+async def serving(model: str) -> AsyncIterator[Runner]:
+    """Verifier, link and device, ready."""
+    device_cores, cloud_cores = sides()
+    if device_cores:
+        os.sched_setaffinity(0, device_cores)
+    with tempfile.TemporaryDirectory() as folder:
+        made = [new_key(f"run-{number}") for number in range(4000)]
+        keys = Path(folder) / "keys"
+        keys.write_text("\n".join(line for _, line in made) + "\n")
+        arguments = ["--model", model, "--keys", str(keys), *SERVE]
+        with VerifierProcess(arguments, cores=cloud_cores) as verifier:
+            device = Device.of(model)
+            async with relaying(verifier.address, device_cores) as relay:
+                pinned = {core: [os.getpid(), relay.pid] for core in device_cores}
+                pinned |= {core: [verifier.process.pid] for core in cloud_cores}
+                try:
+                    yield Runner(relay, device, (key for key, _ in made), pinned)
+                finally:
+                    await device.close()
+
+
+async def measure(record: Record, most_others: float) -> None:
+    """Run what the record does not hold yet."""
+    form, model = record.form, record.head["source"]
+    loop = asyncio.get_running_loop()
+    total = form.repetitions * len(form.cells) * len(form.settings)
+    async with serving(model) as runner:
+        for repetition in range(form.repetitions):
+            prompt = TEXTS[repetition % len(TEXTS)]
+            about = {"repetition": repetition, "prompt": prompt.name}
+            for cell, settings in form.order(repetition):
+                if record.holds(cell, repetition, settings):
+                    continue
+                await runner.warm_up(cell, settings, WARM_UP, form.tokens)
+                for setting in settings:
+                    figures = await _quiet(
+                        lambda c=cell, s=setting, p=prompt: runner.run(c, s, p, form.tokens),
+                        most_others,
+                    )
+                    line = record.add(cell, setting, about | figures)
+                    print(f"{len(record):>4}/{total}  {_told(line)}", flush=True)
+            if form.alone and not record.holds(None, repetition, (DRAFT_MODEL, *_alone.WAYS)):
+                figures = await runner.alone(Q4, prompt, form.tokens)
+                print(f"      {_told(record.add(None, DRAFT_MODEL, about | figures))}", flush=True)
+                tokens = prompt.tokens(runner.device.tokenizer)
+                job = model, [tokens], form.tokens, sides()[1]
+                for figures in await loop.run_in_executor(None, _run_alone, *job):
+                    line = record.add(None, figures.pop("setting"), about | figures)
+                    print(f"      {_told(line)}", flush=True)
+
+
+def _run_alone(*job: Any) -> list[dict[str, Any]]:
+    return list(_alone.measure(*job))
+
+
+async def _quiet(run: Any, most: float) -> dict[str, Any]:
+    """A run that others did not disturb, or of a few the least disturbed."""
+    tried: list[dict[str, Any]] = []
+    while len(tried) < TRIES and not (tried and max(tried[-1]["others"], default=0.0) <= most):
+        tried.append(await run())
+    best = min(tried, key=lambda figures: max(figures["others"], default=0.0))
+    return best | {"tries": len(tried)}
+
+
+def _told(line: dict[str, Any]) -> str:
+    where = (
+        f"{line['network']}, {line['drafter']}, T={line['temperature']:g}"
+        if "network" in line
+        else "alone"
+    )
+    tokens = sum(count for _, count in line["deliveries"])
+    others = max(line.get("others", ()), default=0.0)
+    speed = tokens / line["deliveries"][-1][0] * 1e3
+    return f"{where:<26} {line['setting']:<22} {speed:6.2f} tokens/s, others {others:.0%}"
+
+
+def _full(path: Path, tokens: int | None) -> int:
+    """The whole matrix on virtual time, into a record."""
+    command = [sys.executable, "-m", "bench.controller", "--full", "--json"]
+    command += ["--tokens", str(tokens)] if tokens else []
+    with path.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            print(line, end="", flush=True)
+        return process.wait()
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.network",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="a few cells, some minutes")
+    form.add_argument("--full", action="store_true", help="the whole matrix, on virtual time")
+    form.add_argument("--resume", type=Path, metavar="FILE", help="go on with a record")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="where to (bench/results/…)")
+    parser.add_argument("--model", help="GGUF file on both sides, or 'table' (the demo model)")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="of every run (3; quick: 2)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of every text (96; quick: 64)")
+    parser.add_argument(
+        "--cells", nargs="+", metavar="TEXT", help="only cells whose name has one of these in it"
+    )
+    parser.add_argument(
+        "--settings", nargs="+", choices=[*FIXED, ADAPTIVE], metavar="NAME", help="only these"
+    )
+    parser.add_argument(
+        "--others", type=float, default=0.1, metavar="SHARE", help="of a core, at most (0.1)"
+    )
+    return parser
+
+
+def _form(options: argparse.Namespace) -> Form:
+    form = QUICK if options.quick else DEFAULT
+    if options.cells:
+        wanted = [cell for cell in EVERYTHING if any(name in str(cell) for name in options.cells)]
+        form = replace(form, cells=wanted)
+    if options.settings:
+        form = replace(form, settings=options.settings)
+    if options.model == TABLE:
+        form = replace(form, alone=False)
+    return replace(
+        form,
+        repetitions=options.repetitions or form.repetitions,
+        tokens=options.tokens or form.tokens,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, record, report; returns the exit status."""
+    options = _parser().parse_args(argv)
+    # Whoever ends this run ends what it started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    kind = "full" if options.full else "quick" if options.quick else "default"
+    path = options.record or RESULTS / f"network-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    if options.full:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _full(path, options.tokens)
+    if options.resume:
+        record = Record.read(options.resume)
+    else:
+        model = options.model or str(demo_model_path())
+        about = {"model": Path(model).name, "source": model, **_machine()}
+        record = Record.create(path, _form(options), about)
+    print(f"record: {record.path}\n", flush=True)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    try:
+        asyncio.run(measure(record, options.others))
+    finally:
+        if cores:
+            os.sched_setaffinity(0, cores)
+    return network_report.main([str(record.path)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
