@@ -12,24 +12,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from bench._cores import Others
 from bench._network_run import digest
+from draftwire.errors import InternalError
 
 WAYS = ("transformers generate", "transformers assisted")
 
 
 def measure(
     model: str, prompts: Sequence[Sequence[int]], tokens: int, cores: Collection[int]
-) -> Iterator[dict[str, Any]]:
-    """Decode each prompt greedily both ways, on these cores if any are named."""
+) -> list[dict[str, Any]]:
+    """Decode each prompt greedily both ways, on these cores if any are named.
+
+    Raises `InternalError` if that fails.
+    """
     job = {"model": model, "tokens": tokens, "prompts": [*prompts], "cores": [*cores]}
     command = [sys.executable, "-m", "bench._alone"]
-    done = subprocess.run(
-        command, input=json.dumps(job), text=True, stdout=subprocess.PIPE, check=True
-    )
-    yield from map(json.loads, done.stdout.splitlines())
+    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True)
+    if done.returncode:
+        raise InternalError("transformers failed: " + "; ".join(done.stderr.splitlines()[-3:]))
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _main() -> None:
@@ -51,7 +56,9 @@ def _main() -> None:
         _generate(model, job["prompts"][0], 8, way)  # warms up
     for prompt in job["prompts"]:
         for way in WAYS:
-            print(json.dumps(_generate(model, prompt, job["tokens"], way)), flush=True)
+            others = Others({core: [os.getpid()] for core in job["cores"]})
+            figures = _generate(model, prompt, job["tokens"], way)
+            print(json.dumps(figures | {"others": others.shares()}), flush=True)
 
 
 def _generate(model: Any, prompt: Sequence[int], tokens: int, way: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from edge_client.drafters.llama import LlamaDrafter, LlamaModel
 from edge_client.drafters.perturbed import NoisyDrafter
 from edge_client.drafters.table import TableDrafter
 
-NOISE = {Q4: 0.0, GOOD: 1.0, POOR: 1.85}
+NOISE = {Q4: 0.0, GOOD: 0.9, POOR: 1.6}
 """Noise on the draft model's logits (`NoisyDrafter`), by the drafter's name."""
 
 TABLE = "table"

@@ -23,6 +23,7 @@ class Record:
         self.path = path
         self.head = head
         self._runs = {_key(run): run for run in runs}
+        self._cut = not path.read_bytes().endswith(b"\n")
 
     @classmethod
     def create(cls, path: Path, form: Form, about: dict[str, Any]) -> Self:
@@ -36,7 +37,7 @@ class Record:
     def read(cls, path: Path) -> Self:
         """A record that exists. Raises `InvalidRequest` if the file is none.
 
-        A last line that was cut off is left out.
+        Lines that were cut off are left out: no other ends without its brace.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -69,7 +70,8 @@ class Record:
         run = {**(asdict(cell) if cell else {}), "setting": setting, **figures}
         self._runs[_key(run)] = run
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(run, ensure_ascii=False) + "\n")
+            file.write("\n" * self._cut + json.dumps(run, ensure_ascii=False) + "\n")
+        self._cut = False
         return run
 
     def holds(self, cell: Cell | None, repetition: int, settings: Iterable[str]) -> bool:

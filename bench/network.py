@@ -22,114 +22,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import _alone, network_report
-from bench._cores import sides
-from bench._device import TABLE, Device
+from bench import network_report
+from bench._campaign import measure
+from bench._device import TABLE
 from bench._network_record import Record
-from bench._network_run import Runner
-from bench._prompts import PROMPTS
-from bench._relay import relaying
-from bench._settings import ADAPTIVE, DEFAULT, EVERYTHING, FIXED, PROMPT_NAMES, Q4, QUICK, Form
-from cloud_verifier.auth import new_key
+from bench._settings import ADAPTIVE, DEFAULT, EVERYTHING, FIXED, QUICK, Form
 from draftwire.testing.demo import demo_model_path
-from edge_client.verifier_process import VerifierProcess
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SERVE = ("--threads", "1", "--kv-tokens", "8192", "--max-sessions", "4", "--session-ttl", "20")
-TEXTS = [prompt for name in PROMPT_NAMES for prompt in PROMPTS if prompt.name == name]
-WARM_UP = next(prompt for prompt in PROMPTS if prompt.name == "story")
-DRAFT_MODEL = "llama.cpp alone"
-TRIES = 3
-
-
-@contextlib.asynccontextmanager
-async def serving(model: str) -> AsyncIterator[Runner]:
-    """Verifier, link and device, ready."""
-    device_cores, cloud_cores = sides()
-    if device_cores:
-        os.sched_setaffinity(0, device_cores)
-    with tempfile.TemporaryDirectory() as folder:
-        made = [new_key(f"run-{number}") for number in range(4000)]
-        keys = Path(folder) / "keys"
-        keys.write_text("\n".join(line for _, line in made) + "\n")
-        arguments = ["--model", model, "--keys", str(keys), *SERVE]
-        with VerifierProcess(arguments, cores=cloud_cores) as verifier:
-            device = Device.of(model)
-            async with relaying(verifier.address, device_cores) as relay:
-                pinned = {core: [os.getpid(), relay.pid] for core in device_cores}
-                pinned |= {core: [verifier.process.pid] for core in cloud_cores}
-                try:
-                    yield Runner(relay, device, (key for key, _ in made), pinned)
-                finally:
-                    await device.close()
-
-
-async def measure(record: Record, most_others: float) -> None:
-    """Run what the record does not hold yet."""
-    form, model = record.form, record.head["source"]
-    loop = asyncio.get_running_loop()
-    total = form.repetitions * len(form.cells) * len(form.settings)
-    async with serving(model) as runner:
-        for repetition in range(form.repetitions):
-            prompt = TEXTS[repetition % len(TEXTS)]
-            about = {"repetition": repetition, "prompt": prompt.name}
-            for cell, settings in form.order(repetition):
-                if record.holds(cell, repetition, settings):
-                    continue
-                await runner.warm_up(cell, settings, WARM_UP, form.tokens)
-                for setting in settings:
-                    figures = await _quiet(
-                        lambda c=cell, s=setting, p=prompt: runner.run(c, s, p, form.tokens),
-                        most_others,
-                    )
-                    line = record.add(cell, setting, about | figures)
-                    print(f"{len(record):>4}/{total}  {_told(line)}", flush=True)
-            if form.alone and not record.holds(None, repetition, (DRAFT_MODEL, *_alone.WAYS)):
-                figures = await runner.alone(Q4, prompt, form.tokens)
-                print(f"      {_told(record.add(None, DRAFT_MODEL, about | figures))}", flush=True)
-                tokens = prompt.tokens(runner.device.tokenizer)
-                job = model, [tokens], form.tokens, sides()[1]
-                for figures in await loop.run_in_executor(None, _run_alone, *job):
-                    line = record.add(None, figures.pop("setting"), about | figures)
-                    print(f"      {_told(line)}", flush=True)
-
-
-def _run_alone(*job: Any) -> list[dict[str, Any]]:
-    return list(_alone.measure(*job))
-
-
-async def _quiet(run: Any, most: float) -> dict[str, Any]:
-    """A run that others did not disturb, or of a few the least disturbed."""
-    tried: list[dict[str, Any]] = []
-    while len(tried) < TRIES and not (tried and max(tried[-1]["others"], default=0.0) <= most):
-        tried.append(await run())
-    best = min(tried, key=lambda figures: max(figures["others"], default=0.0))
-    return best | {"tries": len(tried)}
-
-
-def _told(line: dict[str, Any]) -> str:
-    where = (
-        f"{line['network']}, {line['drafter']}, T={line['temperature']:g}"
-        if "network" in line
-        else "alone"
-    )
-    tokens = sum(count for _, count in line["deliveries"])
-    others = max(line.get("others", ()), default=0.0)
-    speed = tokens / line["deliveries"][-1][0] * 1e3
-    return f"{where:<26} {line['setting']:<22} {speed:6.2f} tokens/s, others {others:.0%}"
 
 
 def _full(path: Path, tokens: int | None) -> int:
