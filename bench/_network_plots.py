@@ -81,7 +81,7 @@ def _gains(figures: Sequence[CellFigures], path: Path) -> Path:
 
 
 def _over_time(one: CellFigures, path: Path) -> Path:
-    """Tokens over time while the network changes: the last repetition that all settings have."""
+    """Tokens over time while the network changes, in the last repetition."""
     figure, axes = _figure()
     for label, names in _KINDS.items():
         if best := one.best(*names):
@@ -90,7 +90,11 @@ def _over_time(one: CellFigures, path: Path) -> Path:
             for at_ms, count in deliveries:
                 length += count
                 points.append((at_ms / 1e3, length))
-            axes.step(*zip(*points, strict=True), where="post", label=f"{label} ({best.name})")
+            axes.step(
+                *zip(*points, strict=True),
+                where="post",
+                label=label if label == best.name else f"{label}: {best.name}",
+            )
     total = points[-1][1]
     for change in CHANGES[1:]:
         stall = f", after {change.stall_s:g} s without" if change.stall_s else ""

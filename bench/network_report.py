@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,14 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             parts.append(("-full", _network_tables.virtual(lines)))
             continue
         record = Record.read(path)
-        claims = _network_claims.claims(record)
         broken += _network_claims.broken(record)
-        parts.append(("", _network_claims.table(claims) + "\n" + _network_tables.report(record)))
-        if options.plots:
-            try:
-                _network_plots.draw(record, options.plots)
-            except MissingDependency as error:
-                print(f"no plots: {error}", file=sys.stderr)
+        claims = _network_claims.table(_network_claims.claims(record))
+        pictures = _pictures(record, options.plots, options.into) if options.plots else ""
+        parts.append(("", f"{claims}\n{pictures}{_network_tables.report(record)}"))
     for kind, text in parts:
         if options.into:
             whole = between(options.into.read_text(encoding="utf-8"), kind, text)
@@ -59,6 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(text)
     return 1 if broken else 0
+
+
+def _pictures(record: Record, folder: Path, page: Path | None) -> str:
+    """Draw; returns the lines that show it on the page."""
+    try:
+        drawn = _network_plots.draw(record, folder)
+    except MissingDependency as error:
+        print(f"no plots: {error}", file=sys.stderr)
+        return ""
+    if page is None:
+        return ""
+    beside = page.resolve().parent
+    links = [os.path.relpath(path.resolve(), beside) for path in drawn]
+    return "".join(f"![{Path(link).stem.replace('-', ' ')}]({link})\n\n" for link in links)
 
 
 def _virtual(path: Path) -> bool:

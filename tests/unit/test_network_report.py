@@ -28,6 +28,7 @@ FORM = Form(
     alone=True,
 )
 ABOUT = {"model": "a model", "source": "a file", "machine": "some", "cores": 2}
+PLOTS = ("speed-over-rtt.svg", "gain-by-cell.svg")
 Speeds = Mapping[tuple[Cell, str], float]
 
 
@@ -206,15 +207,15 @@ def test_the_matrix_on_virtual_time_has_a_table_of_its_own(tmp_path: Path) -> No
 def test_plots_need_matplotlib(
     recorded: Callable[[Speeds], Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "plots"
-    assert network_report.main([str(recorded(SPEEDS).path), "--plots", str(folder)]) == 0
+    folder, page = tmp_path / "plots", tmp_path / "page.md"
+    page.write_text("<!-- network:begin --><!-- network:end -->")
+    arguments = [str(recorded(SPEEDS).path), "--plots", str(folder), "--into", str(page)]
+    assert network_report.main(arguments) == 0
     if importlib.util.find_spec("matplotlib") is None:
         assert "no plots" in capsys.readouterr().err
     else:
-        assert {path.name for path in folder.iterdir()} == {
-            "speed-over-rtt.svg",
-            "gain-by-cell.svg",
-        }
+        assert sorted(path.name for path in folder.iterdir()) == sorted(PLOTS)
+        assert all(f"](plots/{name})" in page.read_text() for name in PLOTS)
 
 
 @pytest.mark.parametrize("form", [QUICK, DEFAULT])
