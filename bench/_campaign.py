@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,8 @@ WARM_UP = next(prompt for prompt in PROMPTS if prompt.name == "story")
 DRAFT_MODEL = "llama.cpp alone"
 ALONE = (DRAFT_MODEL, *_alone.WAYS)
 TRIES = 3
+OWNERS = 500
+"""Keys that runs take in turn: by the time one comes again, others have taken its KV."""
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +41,7 @@ async def serving(
     if device_cores:
         os.sched_setaffinity(0, device_cores)
     with tempfile.TemporaryDirectory() as folder:
-        made = [new_key(f"run-{number}") for number in range(4000)]
+        made = [new_key(f"run-{number}") for number in range(OWNERS)]
         keys = Path(folder) / "keys"
         keys.write_text("\n".join(line for _, line in made) + "\n")
         arguments = ["--model", model, "--keys", str(keys), *SERVE]
@@ -48,7 +51,7 @@ async def serving(
                 pinned = {core: [os.getpid(), relay.pid] for core in device_cores}
                 pinned |= {core: [verifier.process.pid] for core in cloud_cores}
                 try:
-                    yield Runner(relay, device, (key for key, _ in made), pinned)
+                    yield Runner(relay, device, itertools.cycle(key for key, _ in made), pinned)
                 finally:
                     await device.close()
 

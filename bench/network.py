@@ -38,6 +38,7 @@ from bench._campaign import measure
 from bench._device import TABLE
 from bench._network_record import Record
 from bench._settings import ADAPTIVE, DEFAULT, EVERYTHING, FIXED, QUICK, Form
+from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -50,10 +51,14 @@ def _full(path: Path, tokens: int | None) -> int:
     with path.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            print(line, end="", flush=True)
-        return process.wait()
+        try:
+            for line in process.stdout:
+                file.write(line)
+                print(line, end="", flush=True)
+            return process.wait()
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _machine() -> dict[str, Any]:
@@ -73,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="a few cells, some minutes")
     form.add_argument("--full", action="store_true", help="the whole matrix, on virtual time")
-    form.add_argument("--resume", type=Path, metavar="FILE", help="go on with a record")
+    form.add_argument("--resume", type=Path, metavar="FILE", help="go on with a record, as begun")
     parser.add_argument("--record", type=Path, metavar="FILE", help="where to (bench/results/…)")
     parser.add_argument("--model", help="GGUF file on both sides, or 'table' (the demo model)")
     parser.add_argument("--repetitions", type=int, metavar="N", help="of every run (3; quick: 2)")
@@ -94,6 +99,11 @@ def _form(options: argparse.Namespace) -> Form:
     form = QUICK if options.quick else DEFAULT
     if options.cells:
         wanted = [cell for cell in EVERYTHING if any(name in str(cell) for name in options.cells)]
+        if not wanted:
+            raise InvalidRequest(
+                f"no cell has {' or '.join(options.cells)} in its name",
+                remedy=f"name parts of, for instance, '{EVERYTHING[0]}'",
+            )
         form = replace(form, cells=wanted)
     if options.settings:
         form = replace(form, settings=options.settings)
