@@ -16,7 +16,7 @@ from bench._prompts import Prompt
 from bench._relay import Relay
 from bench._settings import ADAPTIVE, FIXED, Cell
 from draftwire.credentials import Credentials
-from draftwire.types import StopRules, Tokens, pack_tokens
+from draftwire.types import SamplingParams, StopRules, Tokens, pack_tokens
 from edge_client.controller import AdaptiveController
 from edge_client.plan import Controller, FixedController
 from edge_client.session import Session
@@ -97,10 +97,12 @@ class Runner:
         """The draft model alone on the device, greedy: its own text, without any cloud."""
         await self.device.forget(drafter)
         model, feed, length = self.device.drafters[drafter], prompt.tokens(self.device.tokenizer), 0
+        await model.begin(SamplingParams(), feed)
         deliveries, text, started = list[tuple[float, int]](), list[int](), time.perf_counter()
         others = Others(self._pinned)
         for _ in range(tokens):
             proposal = await model.draft(length, feed)
+            assert proposal is not None, "a model always has a next token"
             deliveries.append((round((time.perf_counter() - started) * 1e3, 2), 1))
             text.append(proposal.token)
             length, feed = length + len(feed) + 1, []
