@@ -116,6 +116,13 @@ def _form(options: argparse.Namespace) -> Form:
     )
 
 
+def _begun(path: Path, options: argparse.Namespace) -> Record:
+    model = options.model or str(demo_model_path())
+    return Record.create(
+        path, _form(options), {"model": Path(model).name, "source": model, **_machine()}
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, record, report; returns the exit status."""
     options = _parser().parse_args(argv)
@@ -126,12 +133,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.full:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _full(path, options.tokens)
-    if options.resume:
-        record = Record.read(options.resume)
-    else:
-        model = options.model or str(demo_model_path())
-        about = {"model": Path(model).name, "source": model, **_machine()}
-        record = Record.create(path, _form(options), about)
+    try:
+        record = Record.read(options.resume) if options.resume else _begun(path, options)
+    except InvalidRequest as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(f"record: {record.path}\n", flush=True)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
