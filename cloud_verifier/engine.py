@@ -290,7 +290,8 @@ class Engine:
         ended = self._clock()
         tokens = sum(share.tokens for share in shares)
         prompts = sum(share.owed for share in shares if share.prompt)
-        self._chunk.ran(prompts, ended - started)
+        rounds = any(not share.prompt for share in shares)
+        self._chunk.ran(prompts, ended - started, beside_rounds=rounds)
         self.observer.passed(ended - started, tokens, len(shares))
         self.hint.ran(tokens, len(shares), ended - started)
         for share, judgement in zip(shares, judgements, strict=True):

@@ -137,12 +137,17 @@ class ChunkSize:
                 return 0
         return round(self._size)
 
-    def ran(self, prompt_tokens: int, seconds: float) -> None:
-        """Learn from a pass with that many prompt tokens, beside rounds or while none had come."""
+    def ran(self, prompt_tokens: int, seconds: float, *, beside_rounds: bool) -> None:
+        """Learn from a pass with that many prompt tokens, beside rounds or while none had come.
+
+        Prompts alone say nothing of how a pass with rounds would have been, except that it would
+        have taken longer.
+        """
         if not prompt_tokens:
             self._look_in = self._look_every
             self._usual_s += (0.2 if self._usual_s else 1.0) * (seconds - self._usual_s)
         elif self._usual_s and seconds:
             wanted = prompt_tokens * self._stretch * self._usual_s / seconds
-            step = min(max(wanted, 0.5 * self._size), 1.2 * self._size)
+            most = 1.2 * self._size if beside_rounds else self._size
+            step = min(max(wanted, 0.5 * self._size), most)
             self._size = min(max(step, self._smallest), self._largest)

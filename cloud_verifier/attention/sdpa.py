@@ -8,13 +8,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from cloud_verifier.attention.grouped import GroupedPlan
 from cloud_verifier.attention.spans import Index
 
-FOLD_LIMIT = 32
-"""Tokens a span up to which grouped queries are folded into rows, which repeats the mask; beyond
-it, repeating keys and values costs less."""
-
 
 class SdpaPlan(GroupedPlan[torch.Tensor]):
-    """Masks are additive, `[B, 1, T or rep·T, L]`."""
+    """Masks are additive, `[B, 1, rep·T, L]`.
+
+    The query heads that share a key head are folded into rows: repeating the mask for them costs
+    less than repeating keys and values.
+    """
 
     def _mask(
         self, query: Index, key: Index, window: int | None, repeats: int
@@ -27,8 +27,7 @@ class SdpaPlan(GroupedPlan[torch.Tensor]):
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         on_device = torch.from_numpy(hidden).to(self._device, non_blocking=True)
         mask.masked_fill_(on_device, float("-inf"))
-        folded = repeats if query.shape[1] <= FOLD_LIMIT else 1
-        return mask.repeat(1, folded, 1)[:, None]
+        return mask.repeat(1, repeats, 1)[:, None]
 
     def _attention(
         self,
@@ -44,11 +43,7 @@ class SdpaPlan(GroupedPlan[torch.Tensor]):
         # Query head h·rep + r reads key head h.
         query = query.view(batch, tokens, heads, -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
         repeats = query.shape[2]
-        if tokens <= FOLD_LIMIT:
-            query = query.reshape(batch, heads, repeats * tokens, -1)
-        else:
-            query = query.reshape(batch, heads * repeats, tokens, -1)
-            keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+        query = query.reshape(batch, heads, repeats * tokens, -1)
         if softcap is None:
             out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
         else:

@@ -16,7 +16,6 @@ import varlen_reference  # noqa: E402
 from torch.nn.attention import flex_attention  # noqa: E402
 
 from cloud_verifier.attention import NAMES, varlen  # noqa: E402
-from cloud_verifier.attention.sdpa import FOLD_LIMIT  # noqa: E402
 from cloud_verifier.hf_target import HFTarget  # noqa: E402
 from cloud_verifier.target import Row  # noqa: E402
 from draftwire.errors import InternalError  # noqa: E402
@@ -117,7 +116,6 @@ def test_a_prompt_chunk_runs_beside_verify_rows(target: HFTarget) -> None:
     for s, fed in zip(some, [30, 32, 15, 149], strict=True):
         target.verify([replace(s.row(0, fed), judge=False, drafts=0)])
     chunk = (some[0], 30, 120)
-    assert chunk[2] - chunk[1] > FOLD_LIMIT
     assert_pass_matches(target, [(some[1], 32, 33), chunk, (some[2], 15, 20), (some[3], 149, 150)])
 
 

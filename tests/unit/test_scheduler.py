@@ -178,7 +178,7 @@ class Passes:
         """Passes beside a prompt that does not end."""
         for _ in range(count):
             prompt = self.chunk.next(beside_rounds=True)
-            self.chunk.ran(prompt, self.time(prompt))
+            self.chunk.ran(prompt, self.time(prompt), beside_rounds=True)
             self.chunks.append(prompt)
             self.stretched.append(self.time(prompt) / self.usual)
 
@@ -224,6 +224,15 @@ def test_the_usual_pass_is_looked_at_though_prompts_never_end() -> None:
     passes.rounds = 100  # more sessions: all passes are longer now, and may be
     passes.run(1000)
     assert passes.chunks[-1] > 3 * before
+
+
+def test_passes_of_prompts_alone_make_chunks_smaller_but_never_larger() -> None:
+    chunk = ChunkSize(start=100)
+    chunk.ran(0, 1.0, beside_rounds=True)
+    chunk.ran(100, 0.5, beside_rounds=False)
+    assert chunk.next(beside_rounds=False) == 100
+    chunk.ran(100, 2.0, beside_rounds=False)
+    assert chunk.next(beside_rounds=False) == 80
 
 
 def test_passes_in_which_no_round_takes_part_are_no_time_to_look() -> None:
