@@ -107,8 +107,10 @@ class ChunkSize:
     """How many prompt tokens join a pass that other sessions wait for.
 
     Steers passes with prompt tokens toward `stretch` times the usual pass without any: larger
-    chunks would hold up everyone's round, smaller ones the prompt. Every `look_every` passes
-    beside rounds go without a prompt, so that the usual stays known however many prompts come.
+    chunks would hold up everyone's round, smaller ones the prompt. Those beside rounds and those
+    of prompts alone, which a round that comes meanwhile must wait for, have a size each. Every
+    `look_every` passes beside rounds go without a prompt, so that the usual stays known however
+    many prompts come.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class ChunkSize:
         self._look_every = look_every
         self._look_in = 0
         self._usual_s = 0.0
-        self._size = float(min(start, self._largest))
+        self._sizes = dict.fromkeys((True, False), float(min(start, self._largest)))
 
     def next(self, *, beside_rounds: bool) -> int:
         """Prompt tokens for the next pass; 0, when it is time to look, only beside rounds."""
@@ -135,19 +137,15 @@ class ChunkSize:
             if self._look_in < 0:
                 self._look_in = self._look_every
                 return 0
-        return round(self._size)
+        return round(self._sizes[beside_rounds])
 
     def ran(self, prompt_tokens: int, seconds: float, *, beside_rounds: bool) -> None:
-        """Learn from a pass with that many prompt tokens, beside rounds or while none had come.
-
-        Prompts alone say nothing of how a pass with rounds would have been, except that it would
-        have taken longer.
-        """
+        """Learn from a pass with that many prompt tokens, beside rounds or alone."""
         if not prompt_tokens:
             self._look_in = self._look_every
             self._usual_s += (0.2 if self._usual_s else 1.0) * (seconds - self._usual_s)
         elif self._usual_s and seconds:
+            size = self._sizes[beside_rounds]
             wanted = prompt_tokens * self._stretch * self._usual_s / seconds
-            most = 1.2 * self._size if beside_rounds else self._size
-            step = min(max(wanted, 0.5 * self._size), most)
-            self._size = min(max(step, self._smallest), self._largest)
+            step = min(max(wanted, 0.5 * size), 1.2 * size)
+            self._sizes[beside_rounds] = min(max(step, self._smallest), self._largest)
