@@ -14,7 +14,9 @@ from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, VerifyMode
 from edge_client.arguments import build_parser, sampling_options
 from edge_client.drafters.lookup import LookupDrafter
+from edge_client.lookup_controller import LookupController
 from edge_client.options import settings
+from edge_client.plan import FixedController, Plan, View
 from edge_client.results import Summary
 
 MODEL = TableModel(vocabulary_size=320, states=512)
@@ -99,6 +101,23 @@ def test_the_draft_model_drafts_where_nothing_is_found() -> None:
     summary = predicted(drafters=1, prompt_lookup=True, num_draft_tokens=4)
     assert summary.token_ids == WHOLE.token_ids
     assert summary.accepted > 40
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_whether_the_models_drafts_are_sent_does_not_depend_on_what_stands_elsewhere(
+    drawn: bool,
+) -> None:
+    """Else `rejection` were biased: a draft that is followed by a find would be sent more often."""
+    drafter = LookupDrafter()
+    controller = LookupController(FixedController(Plan.cloud_alone()), drafter)
+    drafter.predicting = False
+    for count in range(3):
+        drafter.found = not drawn or count > 1
+        plan = controller.plan(View(confidences=(0.5,) * count, sent=0, remaining=9, behind=0))
+    assert (plan.chunk == 0) == drawn
+    drafter.found = True
+    judged = controller.plan(View(confidences=(), sent=0, remaining=9, behind=0))
+    assert judged.chunk > 0
 
 
 @pytest.mark.parametrize("mode", VerifyMode)
