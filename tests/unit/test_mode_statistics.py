@@ -189,6 +189,7 @@ class Telling(TableDrafter):
         return Proposal(proposal.token, share, proposal.q)
 
 
+@pytest.mark.slow
 def test_whether_a_draft_is_sent_must_not_depend_on_what_was_drawn() -> None:
     """A confidence that tells it biases the output; one that is a function of q does not."""
     model = MODEL.perturbed(0.2, seed=4)
