@@ -11,7 +11,7 @@ of all choices of seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,7 +81,7 @@ class Position:
 
 
 @pytest.fixture(scope="module")
-def positions() -> Iterator[dict[str, Position]]:
+def positions() -> dict[str, Position]:
     target = HFTarget.load(str(demo_model_path()), kv_tokens=256, device="cpu", threads=1)
     model = LlamaModel.load(demo_model_path())
     out = {}
@@ -99,7 +99,7 @@ def positions() -> Iterator[dict[str, Position]]:
         context.close()
     target.close()
     model.close()
-    yield out
+    return out
 
 
 def good(at: Position, seed: int, mode: VerifyMode) -> Proposal:
