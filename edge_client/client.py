@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
 from draftwire.noise import derive_seed
-from draftwire.types import FinishReason, ModelCard
+from draftwire.types import FinishReason, ModelCard, check_tokens
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
@@ -391,8 +391,18 @@ class AsyncEdgeClient:
         await self.close()
 
     def _expected(self, prediction: str | Sequence[int]) -> list[int]:
-        """Token ids of an output that is expected: text or ids, without a beginning token."""
+        """Token ids of an output that is expected: text or ids, without a beginning token.
+
+        Raises `InvalidRequest` for ids that are no tokens of the target.
+        """
         if not isinstance(prediction, str):
+            check_tokens(prediction, "the prediction")
+            if self._card and max(prediction, default=0) >= self._card.vocabulary_size:
+                raise InvalidRequest(
+                    f"the prediction holds token {max(prediction)}, the vocabulary ends at "
+                    f"{self._card.vocabulary_size - 1}",
+                    remedy="use the target's tokenizer, or give the prediction as text",
+                )
             return list(prediction)
         tokens = self.tokenizer.encode(prediction)
         return tokens[1:] if tokens and not self.tokenizer.piece(tokens[0]) else tokens

@@ -20,19 +20,22 @@ class LookupController:
     """Sends plenty of what is looked up; how far the draft model drafts is `inner`'s choice.
 
     Where that is not at all, drafts are still looked up, one ahead, to see where they hold again.
+    Nor is a draft of the model's sent against that choice because what was drawn stands somewhere:
+    in `rejection` mode it would bias the output.
     """
 
     def __init__(self, inner: Controller, drafter: LookupDrafter) -> None:
         self._inner = inner
         self._drafter = drafter
+        self._drawn = False  # whether the model drafted any of what is in hand
 
     def plan(self, view: View) -> Plan:
         """By where the last draft came from."""
-        if self._drafter.predicting:
-            return _EXPECTED
-        if self._drafter.found:
-            return _FOUND
+        looked_up = self._drafter.predicting or self._drafter.found
+        self._drawn = bool(view.confidences) and (self._drawn or not looked_up)
         plan = self._inner.plan(view)
+        if looked_up and (plan.chunk or not self._drawn):
+            return _EXPECTED if self._drafter.predicting else _FOUND
         self._drafter.asks = plan.window > 0
         return plan if plan.window else replace(plan, window=1)
 

@@ -1,7 +1,7 @@
 """From logits to the distribution a token is drawn from: the one definition, for both sides.
 
 The order is: repetition, frequency and presence penalties, logit bias → grammar mask →
-temperature → XX
+temperature → top-k → top-p → min-p → softmax.
 Ties: of equal log weights the lower token id ranks first, in every step. Top-k keeps exactly k.
 Top-p keeps the shortest run of ranks whose mass reaches p, of what top-k left. Min-p keeps what
 has at least that share of the most likely token's probability.

@@ -23,7 +23,7 @@ Q = np.array([0.473, 0.099, 0.10, 0.07, 0.08, 0.07, 0.06, 0.048])
 OPTIMUM = 0.745  # 1 − TV(P, Q)
 VOCAB = P.size
 SEED = 77
-SAMPLES = 20_000
+SAMPLES = 10_000
 LIMIT = 0.5 * math.sqrt((VOCAB - 1) / SAMPLES) + math.sqrt(math.log(1e6) / (2 * SAMPLES))
 PLAIN = SamplingParams(temperature=1.0, seed=SEED)
 

@@ -9,23 +9,30 @@ from typing import Any
 import pytest
 from virtual_client import PROMPT, TOKENIZER, read, serving
 
+from cloud_verifier.table_target import TableTarget
+from draftwire.errors import InvalidRequest
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, VerifyMode
 from edge_client.arguments import build_parser, sampling_options
 from edge_client.drafters.lookup import LookupDrafter
+from edge_client.lookup_controller import LookupController
 from edge_client.options import settings
+from edge_client.plan import FixedController, Plan, View
 from edge_client.results import Summary
 
 MODEL = TableModel(vocabulary_size=320, states=512)
 LOOP = TableModel(vocabulary_size=320, states=1)  # says the same token for ever
+LAST = TableTarget(MODEL).card.limits.max_context - 6  # a prompt that leaves six tokens room
 WHOLE = read(model=MODEL, max_tokens=120, num_draft_tokens=0)
 
 
-def predicted(model: TableModel = MODEL, drafters: int = 0, **options: Any) -> Summary:
+def predicted(
+    model: TableModel = MODEL, drafters: int = 0, prompt: str | list[int] = PROMPT, **options: Any
+) -> Summary:
     async def run() -> Summary:
         async with serving(model, drafters=drafters) as (client, _):
-            stream = client.generate(PROMPT, **{"max_tokens": 120} | options)
+            stream = client.generate(prompt, **{"max_tokens": 120} | options)
             await stream.read()
             return stream.summary
 
@@ -49,6 +56,36 @@ def test_a_prediction_may_be_text() -> None:
             return client._expected(text)
 
     assert run_virtual(run()) == tokens
+
+
+@pytest.mark.parametrize("token", [-1, 320, 2**40])
+def test_a_prediction_of_what_is_no_token_is_refused_before_anything_is_sent(token: int) -> None:
+    async def run() -> None:
+        async with serving(MODEL) as (client, engine):
+            stream = client.generate(PROMPT, prediction=[*WHOLE.token_ids, token])
+            with pytest.raises(InvalidRequest, match="prediction"):
+                await stream.read()
+            assert not engine.active
+            assert await client.generate(PROMPT, max_tokens=1).read()  # its drafter is free again
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("prediction", [WHOLE.token_ids * 10, (*WHOLE.token_ids, 7), (7,)])
+@pytest.mark.parametrize("drafters", [0, 1])
+def test_a_prediction_may_be_longer_than_the_text_or_the_context(
+    prediction: tuple[int, ...], drafters: int
+) -> None:
+    """1,200 tokens of it, where the text has 120, or ends with the context."""
+    assert predicted(prediction=prediction, drafters=drafters).token_ids == WHOLE.token_ids
+    summary = predicted(prediction=prediction, drafters=drafters, prompt=[5] * LAST, max_tokens=0)
+    assert summary.token_ids == tuple(MODEL.generate([5] * LAST, 6))
+
+
+def test_a_prompt_of_one_token_has_nothing_to_look_up() -> None:
+    for options in ({}, {"repetition_penalty": 1.3, "temperature": 0.9, "seed": 2**64 - 1}):
+        summary = predicted(prompt=[5], prompt_lookup=True, **options)
+        assert summary.token_ids == predicted(prompt=[5], num_draft_tokens=0, **options).token_ids
 
 
 @pytest.mark.parametrize("kind", ["inserted", "left out", "changed"])
@@ -99,6 +136,23 @@ def test_the_draft_model_drafts_where_nothing_is_found() -> None:
     summary = predicted(drafters=1, prompt_lookup=True, num_draft_tokens=4)
     assert summary.token_ids == WHOLE.token_ids
     assert summary.accepted > 40
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_whether_the_models_drafts_are_sent_does_not_depend_on_what_stands_elsewhere(
+    drawn: bool,
+) -> None:
+    """Else `rejection` were biased: a draft that is followed by a find would be sent more often."""
+    drafter = LookupDrafter()
+    controller = LookupController(FixedController(Plan.cloud_alone()), drafter)
+    drafter.predicting = False
+    for count in range(3):
+        drafter.found = not drawn or count > 1
+        plan = controller.plan(View(confidences=(0.5,) * count, sent=0, remaining=9, behind=0))
+    assert (plan.chunk == 0) == drawn
+    drafter.found = True
+    judged = controller.plan(View(confidences=(), sent=0, remaining=9, behind=0))
+    assert judged.chunk > 0
 
 
 @pytest.mark.parametrize("mode", VerifyMode)

@@ -35,8 +35,8 @@ def in_fresh_interpreter(code: str) -> str:
 
 def test_importing_the_device_side_is_quick_and_loads_no_model_library() -> None:
     in_fresh_interpreter(TIMED_IMPORT)  # compiles what has not been compiled
-    runs = [in_fresh_interpreter(TIMED_IMPORT).split() for _ in range(5)]
-    assert [loaded for _, *loaded in runs] == [[]] * 5
+    runs = [in_fresh_interpreter(TIMED_IMPORT).split() for _ in range(3)]
+    assert [loaded for _, *loaded in runs] == [[]] * 3
     # processor time, which does not depend on what else the machine is doing
     assert statistics.median(float(elapsed) for elapsed, *_ in runs) < 0.4
 
