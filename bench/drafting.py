@@ -97,7 +97,9 @@ async def measure(
     prompt = model.tokenizer.encode_chat(PROMPT)
     drafter, bare = LlamaDrafter(model, threads=threads, context=CONTEXT), BareLoop(model, threads)
     await drafter.begin(SamplingParams(temperature=temperature, seed=1), prompt)
-    token = (await drafter.draft(0, prompt)).token
+    first = await drafter.draft(0, prompt)
+    assert first is not None
+    token = first.token
     for prompted in prompt:
         bare.next(prompted)
     length, ratios, others = len(prompt) + 1, [], Others()
@@ -109,6 +111,7 @@ async def measure(
             proposal = await drafter.draft(length, [])
             times["draft"].append(time.perf_counter() - start)
             cost["draft"] += times["draft"][-1]
+            assert proposal is not None
             drafted.append(proposal.token)
             length += 1
         for token in drafted[:-1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.target import STOP_STRINGS
+from cloud_verifier.target import GRAMMAR, STOP_STRINGS
 from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
@@ -16,6 +16,7 @@ from draftwire.errors import (
     UnsupportedParameter,
     VocabularyMismatch,
 )
+from draftwire.grammar import GrammarCompiler, Matcher
 from draftwire.types import MAX_TOP_LOGPROBS, Draft, ModelCard, Open, Tokens
 
 
@@ -70,6 +71,24 @@ def check_open(opening: Open, card: ModelCard) -> None:
             "and the answer needs one",
             remedy="shorten the prompt, or serve with a larger --max-context",
         )
+
+
+def compiled(
+    opening: Open, history: Tokens, card: ModelCard, grammars: GrammarCompiler | None
+) -> Matcher | None:
+    """The grammar that `opening` asks for, None for none. Of use where `check_open` found no fault.
+
+    Raises `InvalidRequest` if it does not compile, or the output in `history` is not of it.
+    """
+    if opening.grammar is None or grammars is None:
+        return None
+    matcher = grammars.compile(opening.grammar, opening.stop.ends(card.target.eos_token_ids))
+    if not matcher.accepts(history[opening.start :]):
+        raise InvalidRequest(
+            "the output in the history is not one that the grammar allows",
+            remedy="go on with the grammar that it was begun with",
+        )
+    return matcher
 
 
 def check_fits(reach: int, kv_tokens: int) -> None:
@@ -127,7 +146,7 @@ def _unsupported(opening: Open, card: ModelCard) -> list[str]:
         f"verify_mode {opening.mode.value} (served: {', '.join(modes)})": opening.mode
         not in card.verify_modes,
         "stop strings": bool(opening.stop.strings) and STOP_STRINGS not in card.features,
-        "grammar": opening.grammar is not None,
+        "grammar": opening.grammar is not None and GRAMMAR not in card.features,
     }
     refused = [name for name, wanted in asked.items() if wanted]
     refused += [

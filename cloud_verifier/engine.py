@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cloud_verifier.admission import check_draft, check_fits, check_open, full, overdue
+from cloud_verifier.admission import (
+    check_draft,
+    check_fits,
+    check_open,
+    compiled,
+    full,
+    overdue,
+)
 from cloud_verifier.hint import LoadHint
 from cloud_verifier.kv_cache import BlockPool
 from cloud_verifier.memory import Memory
@@ -190,9 +197,10 @@ class Engine:
         if session.id not in self.active and len(self.active) >= self.config.max_sessions:
             raise full(len(self.active))
         check_fits(session.reach_of(opening), self.pool.num_blocks * self.pool.block_size)
+        grammar = compiled(opening, history, self.card, self.target.grammars)
         fenced = session.stream
         self.pool.release(session.kv, self._clock())  # what still fits is found by its content
-        resumed = session.open(opening, history, stream)
+        resumed = session.open(opening, history, stream, grammar)
         self.pool.adopt(session.kv, session.tokens)
         if not resumed:
             session.begun_at = at
@@ -312,7 +320,12 @@ class Engine:
             session.frames_told = session.frames
             session.waiting_since = ended
             self.hint.judged(share.drafts, judgement.accepted)
-            frames = session.commit(share.drafts, judgement, timing, self.hint.current)
+            try:
+                frames = session.commit(share.drafts, judgement, timing, self.hint.current)
+            except DraftwireError as error:
+                if session.stream is not None:
+                    self._fail(session.stream, error)
+                continue
             self.pool.publish(session.kv, session.tokens)
             self._tell(session, frames, drafts=share.drafts)
 

@@ -20,8 +20,9 @@ from cloud_verifier.judge import judge
 from cloud_verifier.loading import LoadedTarget, load_target
 from cloud_verifier.outline import outline
 from cloud_verifier.rollback import PROBE, probe, windows_of
-from cloud_verifier.target import STOP_STRINGS, Judgement, Row
+from cloud_verifier.target import GRAMMAR, STOP_STRINGS, Judgement, Row
 from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
+from draftwire.grammar import GrammarCompiler, serves_grammars
 from draftwire.types import ModelCard, SamplingParams, ServingLimits, VerifyMode
 
 _AGREE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -47,11 +48,15 @@ class HFTarget:
         """Prefer `load`. `limits.max_context` must fit the model and `kv_tokens`."""
         self._model: PreTrainedModel | None = loaded.model
         self._pieces = loaded.pieces or ()
+        self._grammars: GrammarCompiler | None = None
+        if serves_grammars(self._pieces):
+            padding = [b""] * (loaded.vocabulary_size - len(self._pieces))
+            self._grammars = GrammarCompiler([*self._pieces, *padding], loaded.encode)
         self._card = ModelCard(
             target=loaded.identity,
             limits=limits,
             vocabulary_size=loaded.vocabulary_size,
-            features=(STOP_STRINGS,) if self._pieces else (),
+            features=_features(self._pieces, self._grammars),
             verify_modes=tuple(VerifyMode),
         )
         shapes, expected = probe(loaded.model, loaded.identity.model)
@@ -209,6 +214,11 @@ class HFTarget:
         """The token's text as bytes; empty for special tokens and padding of the vocabulary."""
         return self._pieces[token] if token < len(self._pieces) else b""
 
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """Compiles grammars; None without llguidance, or where tokens' bytes can't be told."""
+        return self._grammars
+
     @contextmanager
     def plain(self, *, linear_layers: bool = True) -> Iterator[PreTrainedModel]:
         """The same model object as transformers ships it, for comparison.
@@ -329,6 +339,11 @@ class HFTarget:
             f"{name} does not compute the same with packed attention: {failure}",
             remedy="choose a model whose attention is plain, sliding-window or soft-capped",
         )
+
+
+def _features(pieces: Sequence[bytes], grammars: GrammarCompiler | None) -> tuple[str, ...]:
+    served = {STOP_STRINGS: bool(pieces), GRAMMAR: grammars is not None}
+    return tuple(name for name, possible in served.items() if possible)
 
 
 def _check_attention(

@@ -50,14 +50,17 @@ def adjust(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> to
     logits = logits.float()
     device = logits.device
     rows = np.repeat([at for at, _ in changed], [len(change.ids) for _, change in changed])
-    ids, penalty, offset = (
-        torch.from_numpy(np.concatenate(parts)).to(device)
-        for parts in zip(*(change for _, change in changed), strict=True)
-    )
-    index = torch.from_numpy(rows).to(device), ids
-    picked = logits[index]
-    # Operation by operation as `Adjustment.apply`, so that every bit is the same.
-    logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty) + offset
+    if rows.size:
+        parts = zip(*(change[:3] for _, change in changed), strict=True)
+        ids, penalty, offset = (torch.from_numpy(np.concatenate(part)).to(device) for part in parts)
+        index = torch.from_numpy(rows).to(device), ids
+        picked = logits[index]
+        # Operation by operation as `Adjustment.apply`, so that every bit is the same.
+        logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty) + offset
+    for at, change in changed:
+        if change.mask is not None:
+            allowed = torch.from_numpy(change.mask).to(device)
+            logits[at].masked_fill_(~allowed, -torch.inf)
     return logits
 
 

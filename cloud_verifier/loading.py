@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ class LoadedTarget:
     `max_context` is the model's own, in tokens, and `context_reason` why it is less than the
     model states. `revision` is the hub's commit, None for what is not from a hub. `deterministic`:
     passes are to be as the module of that name has them, which `identity` says. `pieces` are the
-    bytes of each token's text, None where they can't be told.
+    bytes of each token's text, None where they can't be told; `encode` tokenizes a text by itself.
     """
 
     model: PreTrainedModel
@@ -60,6 +61,7 @@ class LoadedTarget:
     revision: str | None = None
     deterministic: bool = False
     pieces: Sequence[bytes] | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
 
 
 def load_target(
@@ -114,7 +116,7 @@ def load_target(
         )
     size = megabytes(sum(file.stat().st_size for file in weights))
     with step(report, f"loading {source}, {size}"):
-        model, mark, pieces = _read(
+        model, mark, pieces, tokenizer = _read(
             found, source, config, torch_dtype, torch_device, trust_remote_code=trust_remote_code
         )
     used = made_by = str(model.dtype).removeprefix("torch.")
@@ -143,6 +145,7 @@ def load_target(
         revision=found.revision,
         deterministic=deterministic,
         pieces=pieces,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
     )
 
 
@@ -154,8 +157,8 @@ def _read(
     device: torch.device,
     *,
     trust_remote_code: bool,
-) -> tuple[PreTrainedModel, bytes, Sequence[bytes] | None]:
-    """The model on its device, and the fingerprint of its vocabulary and its tokens' text."""
+) -> tuple[PreTrainedModel, bytes, Sequence[bytes] | None, PreTrainedTokenizerBase]:
+    """The model on its device, its vocabulary's fingerprint, its tokens' text, its tokenizer."""
     try:
         with without_progress_bars():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -167,7 +170,8 @@ def _read(
                 device_map=None if device.type == "cpu" else {"": device},
             )
         tokenizer = load_tokenizer(found.directory, trust_remote_code)
-        return model.train(False), vocabulary_fingerprint(tokenizer), token_pieces(tokenizer)
+        mark, pieces = vocabulary_fingerprint(tokenizer), token_pieces(tokenizer)
+        return model.train(False), mark, pieces, tokenizer
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadFailed(
             f"{source} can't be loaded: {error}",

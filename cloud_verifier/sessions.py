@@ -20,12 +20,14 @@ from draftwire.errors import (
     Superseded,
     UnsupportedParameter,
 )
+from draftwire.grammar import Matcher
 from draftwire.stopping import StopSearch
 from draftwire.types import (
     CompactDistribution,
     Draft,
     Finished,
     FinishReason,
+    Grammar,
     Hint,
     History,
     ModelCard,
@@ -86,6 +88,7 @@ class Session:
         self.sampling = SamplingParams()
         self.mode = VerifyMode.MATCH
         self.stop = StopRules()
+        self.grammar: Grammar | None = None
         self.logprobs = 0
         self.told: list[TokenLogprobs] = []  # of the tokens from `told_from` on, if asked for
         self.told_from = 0
@@ -134,14 +137,17 @@ class Session:
         """The longest the session's tokens can get in this generation."""
         return opening.stop.reach(opening.start, self.card.limits.max_context)
 
-    def open(self, opening: Open, history: list[int], stream: Stream) -> bool:
+    def open(
+        self, opening: Open, history: list[int], stream: Stream, grammar: Matcher | None = None
+    ) -> bool:
         """Attach a stream; whether it goes on where the generation stands, or begins a new one.
 
-        The session's KV must be empty: it is for what its tokens were.
+        The session's KV must be empty: it is for what its tokens were. `grammar` is the opening's,
+        at the beginning of the output.
         """
         resumed = self._continues(opening, history)
         if not resumed:
-            self._begin(opening, history)
+            self._begin(opening, history, grammar)
         self._forget_stream()
         self.stream = stream
         self.attempt = opening.attempt
@@ -170,29 +176,31 @@ class Session:
             (opening.generation, opening.start) == (self.generation, self.start)
             and (opening.sampling, opening.stop, opening.mode)
             == (self.sampling, self.stop, self.mode)
-            and opening.logprobs == self.logprobs
+            and (opening.logprobs, opening.grammar) == (self.logprobs, self.grammar)
             # Log-probabilities of tokens that came with a history are not known here.
             and (not self.logprobs or len(history) >= self.told_from)
             and self.tokens[: len(history)] == history
         )
 
-    def _begin(self, opening: Open, history: list[int]) -> None:
+    def _begin(self, opening: Open, history: list[int], grammar: Matcher | None) -> None:
         self.generation, self.start = opening.generation, opening.start
         self.sampling, self.stop, self.mode = opening.sampling, opening.stop, opening.mode
+        self.grammar = opening.grammar
         self.end_tokens = self.stop.ends(self.card.target.eos_token_ids)
         self.reach = self.reach_of(opening)
         rules = self.stop
         self.search = StopSearch(rules.strings, rules.min_tokens) if rules.strings else None
         self.passes = self.drafted = self.accepted = 0
-        kept, self.finish = self._stop_within(opening.start, history[opening.start :])
-        self.tokens = history[: opening.start + kept]
-        self.logprobs, self.told, self.told_from = opening.logprobs, [], len(self.tokens)
         self.adjuster = Adjuster.of(
             self.sampling,
             self.stop,
             start=self.start,
             eos_token_ids=self.card.target.eos_token_ids,
+            grammar=grammar,
         )
+        kept, self.finish = self._stop_within(opening.start, history[opening.start :])
+        self.tokens = history[: opening.start + kept]
+        self.logprobs, self.told, self.told_from = opening.logprobs, [], len(self.tokens)
         if self.adjuster is not None:
             self.adjuster.extend(self.tokens)
 
@@ -285,7 +293,8 @@ class Session:
     ) -> list[ServerFrame]:
         """Take in the judgement of the first `judged` pending drafts (0: a token of its own).
 
-        The verdict passes on the `hint` unless this stream was told the same before.
+        The verdict passes on the `hint` unless this stream was told the same before. Raises
+        `LimitExceeded` if the grammar can't be followed any further.
         """
         base, waiting, held = len(self.tokens), len(self.pending), 0
         drafts = self.pending[:judged]
@@ -301,6 +310,8 @@ class Session:
         self.told.extend(told)
         if self.adjuster is not None:
             self.adjuster.extend(out)
+            if self.adjuster.grammar is not None:
+                self.adjuster.grammar.check()
         self.kv.length = min(base + accepted, len(self.tokens) - 1)
         self.passes += 1
         self.drafted += judged
@@ -351,10 +362,14 @@ class Session:
     def _stop_within(self, base: int, out: Tokens) -> tuple[int, FinishReason | None]:
         """How many tokens of `out`, which follows position `base`, stay; and why it ends there."""
         ends_from = self.start + self.stop.min_tokens
+        grammar = None if self.adjuster is None else self.adjuster.grammar
+        complete = None if grammar is None else grammar.completed_by(out)
         for count, token in enumerate(out, start=1):
             if token in self.end_tokens and base + count > ends_from:
                 return count, FinishReason.STOP
             if self.search is not None and self.search.feed(self.piece(token)):
+                return count, FinishReason.STOP
+            if count == complete:
                 return count, FinishReason.STOP
             if base + count >= self.reach:
                 return count, FinishReason.LENGTH

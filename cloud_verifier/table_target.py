@@ -13,11 +13,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.judge_reference import judge_row
-from cloud_verifier.target import STOP_STRINGS, Judgement, Row
+from cloud_verifier.target import GRAMMAR, STOP_STRINGS, Judgement, Row
 from draftwire.acceptance import match
 from draftwire.errors import InternalError
+from draftwire.grammar import GrammarCompiler
 from draftwire.noise import NOISE_VERSION
-from draftwire.testing.table import EOS, TableModel, table_fingerprint, table_pieces
+from draftwire.testing.table import (
+    EOS,
+    TableModel,
+    table_fingerprint,
+    table_grammars,
+    table_pieces,
+)
 from draftwire.types import ModelCard, ServingLimits, TargetIdentity, VerifyMode
 
 _EMPTY = -1
@@ -54,7 +61,7 @@ class TableTarget:
             ),
             limits=limits,
             vocabulary_size=model.vocabulary_size,
-            features=(STOP_STRINGS,),
+            features=(STOP_STRINGS, GRAMMAR) if self.grammars else (STOP_STRINGS,),
             verify_modes=tuple(VerifyMode),
         )
         self._pieces = table_pieces(model.vocabulary_size)
@@ -86,6 +93,11 @@ class TableTarget:
     def piece(self, token: int) -> bytes:
         """The token's bytes in the table vocabulary; empty for the end token."""
         return b"" if token == EOS else self._pieces[token]
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """That of the table vocabulary, where it has every byte and llguidance is installed."""
+        return table_grammars(self.model.vocabulary_size)
 
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
         """Run one pass. Raises `InternalError` naming the fault if a row contradicts the slots."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from draftwire.adjust import Adjuster, Adjustment
+from draftwire.grammar import GrammarCompiler
 from draftwire.types import (
     CompactDistribution,
     ModelCard,
@@ -18,6 +19,9 @@ from draftwire.types import (
 
 STOP_STRINGS = "stop_strings"
 """Feature of a target that can tell the text of its tokens."""
+
+GRAMMAR = "grammar"
+"""Feature of a target whose output can be kept within a grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,11 @@ class TargetModel(Protocol):
 
         Only asked where the card's features name `STOP_STRINGS`.
         """
+        ...
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """Compiles grammars for its vocabulary; None unless the card's features name `GRAMMAR`."""
         ...
 
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:

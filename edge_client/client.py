@@ -16,6 +16,7 @@ from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
+from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
 from draftwire.noise import derive_seed
 from draftwire.types import FinishReason, ModelCard, check_tokens
 from edge_client.choice import Objective, Watts, as_objective
@@ -30,6 +31,7 @@ from edge_client.plan import Controller, FixedController, Plan
 from edge_client.results import Delta, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
+from edge_client.text import pieces_of
 from edge_client.trace import TraceFile
 from edge_client.transport import Transport
 
@@ -118,6 +120,7 @@ class AsyncStream:
         started = first = last = time.perf_counter()
         output = Output(self._client.tokenizer, self._settings.stop)
         session = await self._session()
+        matcher = await self._client._matcher(self._settings)
         session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
@@ -127,6 +130,8 @@ class AsyncStream:
                 stop=self._settings.stop,
                 logprobs=self._settings.logprobs,
                 mode=self._settings.mode,
+                grammar=self._settings.grammar,
+                matcher=matcher,
             )
             if self._cancelled.is_set():
                 generation.cancel()
@@ -232,6 +237,7 @@ class AsyncEdgeClient:
         self._retry = retry
         self._streams: set[AsyncStream] = set()
         self._card: ModelCard | None = None
+        self._grammars: GrammarCompiler | None = None
         # What one generation measured serves the next.
         self._adaptive = AdaptiveController(as_objective(objective), watts=watts)
         self._trace = None if trace is None else TraceFile(trace)
@@ -389,6 +395,22 @@ class AsyncEdgeClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _matcher(self, settings: Settings) -> Matcher | None:
+        """What keeps drafts within the grammar, if there is one and it is to be kept to here.
+
+        Raises `InvalidRequest` if it does not compile.
+        """
+        if settings.grammar is None or not settings.draft_with_grammar:
+            return None
+        card = await self.card()
+        if self._grammars is None:
+            pieces = pieces_of(self.tokenizer, card.vocabulary_size)
+            if not serves_grammars(pieces):
+                return None
+            self._grammars = GrammarCompiler(pieces, self.tokenizer.encode)
+        ends = settings.stop.ends(card.target.eos_token_ids)
+        return self._grammars.compile(settings.grammar, ends)
 
     def _expected(self, prediction: str | Sequence[int]) -> list[int]:
         """Token ids of an output that is expected: text or ids, without a beginning token.

@@ -41,7 +41,8 @@ class Drafter(Protocol):
 
         In `rejection` mode they state what they were drawn from, else they are the guesses at the
         target's own token that `match` mode wants.
-        The drafter owns the `adjuster`, if there is one, and changes its logits by it.
+        The drafter owns the `adjuster`, if there is one, and changes its logits by it. Where that
+        leaves one token only, it is proposed at no cost, and where it leaves none, nothing.
         Returns how many leading tokens of `context` the drafter's own context shares, for the
         `keep` of the first draft.
         """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from importlib.util import find_spec
+from typing import Any, TypedDict
 
-from draftwire.errors import InvalidRequest
-from draftwire.types import MAX_TOP_LOGPROBS, SamplingParams, StopRules, VerifyMode
+from draftwire.errors import InvalidRequest, MissingDependency
+from draftwire.types import MAX_TOP_LOGPROBS, Grammar, SamplingParams, StopRules, VerifyMode
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -41,6 +43,14 @@ class Options(TypedDict, total=False):
     """Tokens that end the output, beside the model's own end tokens."""
     ignore_eos: bool
     """Go on past the model's own end tokens."""
+    json_schema: str | Mapping[str, Any]
+    """The output is JSON of this schema: JSON text, or as `json.loads` gives it."""
+    regex: str
+    """The output matches this regular expression, all of it."""
+    lark: str
+    """The output is of this grammar, in llguidance's variant of Lark's language."""
+    draft_with_grammar: bool | None
+    """Draft only what the grammar allows; None: where llguidance is installed on this device."""
     logprobs: bool
     """Tell each token's log-probability."""
     top_logprobs: int
@@ -58,10 +68,15 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Options, checked. `logprobs` counts log-probabilities a token: its own and the likeliest."""
+    """Options, checked. `logprobs` counts log-probabilities a token: its own and the likeliest.
+
+    `draft_with_grammar` only where there is a `grammar`.
+    """
 
     sampling: SamplingParams
     stop: StopRules
+    grammar: Grammar | None
+    draft_with_grammar: bool
     logprobs: int
     mode: VerifyMode
     prompt_lookup: bool
@@ -85,6 +100,10 @@ def settings(
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = False,
+    json_schema: str | Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    lark: str | None = None,
+    draft_with_grammar: bool | None = None,
     logprobs: bool = False,
     top_logprobs: int = 0,
     verify_mode: VerifyMode | str = VerifyMode.MATCH,
@@ -92,7 +111,11 @@ def settings(
     prediction: str | Sequence[int] = (),
     num_draft_tokens: int | None = None,
 ) -> Settings:
-    """The settings of these options. Raises `InvalidRequest` for values out of range."""
+    """The settings of these options.
+
+    Raises `InvalidRequest` for values out of range, and `MissingDependency` for
+    `draft_with_grammar` without the `grammar` extra.
+    """
     if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
     if num_draft_tokens is not None and num_draft_tokens < 0:
@@ -102,6 +125,9 @@ def settings(
     except ValueError:
         modes = ", ".join(one.value for one in VerifyMode)
         raise InvalidRequest(f"verify_mode is {verify_mode!r}, not one of {modes}") from None
+    if json_schema is not None and not isinstance(json_schema, str):
+        json_schema = json.dumps(json_schema)
+    grammar = _grammar(json_schema=json_schema, regex=regex, lark=lark)
     return Settings(
         sampling=SamplingParams(
             temperature=temperature,
@@ -121,9 +147,30 @@ def settings(
             strings=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
         ),
+        grammar=grammar,
+        draft_with_grammar=grammar is not None and _drafts_with_grammar(draft_with_grammar),
         logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
         mode=mode,
         prompt_lookup=prompt_lookup,
         prediction=prediction,
         num_draft_tokens=num_draft_tokens,
     )
+
+
+def _grammar(**texts: str | None) -> Grammar | None:
+    given = {kind: text for kind, text in texts.items() if text is not None}
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} exclude each other", remedy="give one of them")
+    for kind, text in given.items():
+        return Grammar(kind=kind, text=text)
+    return None
+
+
+def _drafts_with_grammar(wanted: bool | None) -> bool:
+    installed = find_spec("llguidance") is not None
+    if wanted and not installed:
+        raise MissingDependency(
+            "drafting with a grammar needs llguidance, which is not installed",
+            remedy="pip install 'draftwire[grammar]', or leave that to the verifier",
+        )
+    return installed if wanted is None else wanted

@@ -23,12 +23,14 @@ from draftwire.errors import (
     ProtocolViolation,
     SessionGone,
 )
+from draftwire.grammar import Matcher
 from draftwire.types import (
     SESSION_ID_BYTES,
     Cancel,
     Draft,
     Finished,
     FinishReason,
+    Grammar,
     Hint,
     History,
     ModelCard,
@@ -100,18 +102,28 @@ class Session:
         stop: StopRules | None = None,
         logprobs: int = 0,
         mode: VerifyMode = VerifyMode.MATCH,
+        grammar: Grammar | None = None,
+        matcher: Matcher | None = None,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
         What it shares with the conversation so far is not sent again. `logprobs` is how many
-        log-probabilities each token comes with: its own and those of the likeliest others.
+        log-probabilities each token comes with: its own and those of the likeliest others. The
+        verifier keeps the output within the `grammar`; with a `matcher` of it drafts stay so, too.
         """
         self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
         self.tokens = list(prompt)
         self.generation += 1
         self._last = Generation(
-            self, controller, sampling or SamplingParams(), stop or StopRules(), logprobs, mode
+            self,
+            controller,
+            sampling or SamplingParams(),
+            stop or StopRules(),
+            logprobs,
+            mode,
+            grammar,
+            matcher,
         )
         return self._last
 
@@ -142,6 +154,8 @@ class Generation:
         stop: StopRules,
         logprobs: int = 0,
         mode: VerifyMode = VerifyMode.MATCH,
+        grammar: Grammar | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
@@ -156,6 +170,7 @@ class Generation:
         self._stop = stop
         self._logprobs = logprobs
         self._mode = mode
+        self._grammar = grammar
         self._branch = Branch(session.tokens, mode=mode)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
@@ -167,7 +182,13 @@ class Generation:
             replace(sampling, temperature=0.0) if mode is VerifyMode.TYPICAL else sampling,
             self._post,
             session.clock,
-            Adjuster.of(sampling, stop, start=self._start, eos_token_ids=session.target_ends),
+            Adjuster.of(
+                sampling,
+                stop,
+                start=self._start,
+                eos_token_ids=session.target_ends,
+                grammar=matcher,
+            ),
             mode,
         )
         self._sent_at: list[float] = []  # of each draft frame of this stream
@@ -397,6 +418,7 @@ class Generation:
                 expected_target=session.target,
                 mode=self._mode,
                 logprobs=self._logprobs,
+                grammar=self._grammar,
             )
         )
         plan = self._plan()

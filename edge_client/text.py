@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Iterable
 from typing import Protocol
 
+from draftwire.errors import InvalidRequest
+
 
 class Pieces(Protocol):
     """The part of `edge_client.drafter.Tokenizer` that gives text."""
@@ -13,6 +15,17 @@ class Pieces(Protocol):
     def piece(self, token: int) -> bytes:
         """The token's text as bytes, possibly part of a character."""
         ...
+
+
+def pieces_of(tokenizer: Pieces, vocabulary_size: int) -> list[bytes]:
+    """The bytes of each token; none for those that only the model's matrices know."""
+    pieces = []
+    for token in range(vocabulary_size):
+        try:
+            pieces.append(tokenizer.piece(token))
+        except InvalidRequest:
+            pieces.append(b"")
+    return pieces
 
 
 class TextStream:

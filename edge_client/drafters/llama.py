@@ -99,9 +99,10 @@ class LlamaDrafter:
         self._sampling, self._adjuster, self._mode = sampling, adjuster, mode
         return sum(1 for _ in takewhile(bool, map(eq, self._tokens, context)))
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate the context to `keep` tokens, append `tokens`, propose the next.
 
+        None where a grammar allows none.
         Raises `InvalidRequest`, leaving the context alone, if `keep` exceeds the context, a token
         is unknown, or the context would leave no position to draft; and `CannotRollBack`.
         """
@@ -109,14 +110,15 @@ class LlamaDrafter:
         self._tokens[keep:] = tokens
         self._edits += 1
         edits = self._edits
-        answer: asyncio.Future[Proposal] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Proposal | None] = asyncio.get_running_loop().create_future()
         self._worker.jobs.put(
             _Job(keep, list(tokens), self._sampling, self._adjuster, self._mode, answer)
         )
         proposal = await answer
         if self._edits != edits:
             raise InternalError(OVERTAKEN)
-        self._tokens.append(proposal.token)
+        if proposal is not None:
+            self._tokens.append(proposal.token)
         return proposal
 
     async def close(self) -> None:
@@ -149,7 +151,7 @@ class _Job:
     sampling: SamplingParams
     adjuster: Adjuster | None
     mode: VerifyMode
-    answer: asyncio.Future[Proposal]
+    answer: asyncio.Future[Proposal | None]
 
 
 class _Worker:
@@ -196,15 +198,20 @@ class _Worker:
         if job is not None:
             _tell(job, job.set_result, None)
 
-    def _propose(self, job: _Job) -> Proposal:
+    def _propose(self, job: _Job) -> Proposal | None:
         context = self._context
-        logits = context.logits(lambda: job.answer.cancelled() or not self.jobs.empty())
         change = None
         if job.adjuster is not None:
             job.adjuster.follow(context.tokens)
+            if job.adjuster.complete:
+                return None
             change = job.adjuster.adjustment()
-        position = len(context.tokens)
-        proposal = self.proposer.propose(logits, position, job.sampling, change, job.mode)
+        if change is not None and (forced := change.forced) is not None:
+            proposal = Proposal(forced, 1.0)  # the model reads it when it is asked again
+        else:
+            logits = context.logits(lambda: job.answer.cancelled() or not self.jobs.empty())
+            position = len(context.tokens)
+            proposal = self.proposer.propose(logits, position, job.sampling, change, job.mode)
         context.tokens.append(proposal.token)
         return proposal
 

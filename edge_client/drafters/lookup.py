@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from draftwire.adjust import Adjuster
 from draftwire.errors import InvalidRequest
+from draftwire.grammar import Matcher
 from draftwire.types import SamplingParams, Tokens, VerifyMode
 from edge_client.drafter import Drafter, Proposal
 
@@ -83,6 +84,7 @@ class LookupDrafter:
         self._start = start
         self._prediction = NgramIndex(prediction)
         self._context = NgramIndex()
+        self._grammar: Matcher | None = None
         self._aligned = 0  # leading tokens of the output that are the prediction's
         self._agreed = 0  # leading tokens of the context that the inner one shares
         self.predicting = bool(prediction)
@@ -104,7 +106,9 @@ class LookupDrafter:
         adjuster: Adjuster | None = None,
         mode: VerifyMode = VerifyMode.MATCH,
     ) -> int:
-        """Start the generation; what is looked up does not depend on its parameters."""
+        """Start the generation; of its parameters only a grammar matters to what is looked up."""
+        if adjuster is not None and adjuster.grammar is not None:
+            self._grammar = adjuster.grammar.fresh()  # the adjuster is the inner one's
         if self._inner is not None:
             self._agreed = await self._inner.begin(sampling, context, adjuster, mode)
         return 0
@@ -123,7 +127,8 @@ class LookupDrafter:
         context.truncate(keep)
         context.extend(tokens)
         proposal = self._look_up()
-        if proposal is None:
+        if proposal is None or not self._legal(proposal.token):
+            self.predicting = self.found = False
             return await self._ask()
         context.extend((proposal.token,))
         return proposal
@@ -151,6 +156,13 @@ class LookupDrafter:
         if self.predicting:
             return Proposal(prediction[place], _confidence(length))
         return Proposal(text[before], _confidence(again)) if self.found else None
+
+    def _legal(self, token: int) -> bool:
+        if self._grammar is None:
+            return True
+        self._grammar.follow(self._context.text[self._start :])
+        mask = self._grammar.mask()
+        return mask is None or bool(mask[token])
 
     async def _ask(self) -> Proposal | None:
         """The inner drafter's proposal, after what it has not been told."""

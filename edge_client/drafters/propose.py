@@ -31,6 +31,7 @@ CANDIDATES = 64
 """How many of the likeliest tokens a sampled draft considers."""
 
 _FOLD = 64  # tokens whose greatest logit stands for all of them in the search for candidates
+_LEAST = np.finfo(np.float32).min
 _GUMBEL_MEAN, _GUMBEL_DEVIATION = 0.5772156649015329, math.pi / math.sqrt(6)
 
 Logits = npt.NDArray[np.float32]
@@ -52,7 +53,8 @@ def likeliest(logits: Logits, count: int, mask: Mask | None = None) -> Ids:
         maxima = logits.copy()
     rank = max(0, maxima.size - count)
     maxima.partition(rank)
-    ids: Ids = np.greater_equal(logits, maxima[rank], out=mask).nonzero()[0]
+    least = max(maxima[rank], _LEAST)  # what was removed is no candidate, however few are left
+    ids: Ids = np.greater_equal(logits, least, out=mask).nonzero()[0]
     return ids
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from draftwire.acceptance import match_token, quantize
-from draftwire.adjust import Adjuster
+from draftwire.adjust import Adjuster, Adjustment
 from draftwire.errors import InvalidRequest
 from draftwire.sampling import distribution
 from draftwire.testing.table import TableModel
@@ -34,7 +34,7 @@ class TableDrafter:
         self.model = model
         self.draft_time_s = draft_time_s
         self.always_wrong = always_wrong
-        self.drafted = 0
+        self.drafted = self.forced = 0
         self._max_context = max_context
         self._sampling = SamplingParams()
         self._adjuster: Adjuster | None = None
@@ -71,15 +71,26 @@ class TableDrafter:
             shared += 1
         return shared
 
-    async def draft(self, keep: int, tokens: Tokens) -> Proposal:
+    async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate to `keep` tokens, append `tokens`, propose the next and append it too.
 
+        None where a grammar allows none. What it leaves no choice about takes no time.
         Raises `InvalidRequest`, leaving the context alone, if `keep` exceeds the context or no
         position would be left to draft. Cancelled, it has truncated and appended `tokens` only.
         """
         self._rewrite(keep, tokens)
+        change = None
+        if self._adjuster is not None:
+            self._adjuster.follow(self._context)
+            if self._adjuster.complete:
+                return None
+            change = self._adjuster.adjustment()
+        if change is not None and (forced := change.forced) is not None:
+            self._append((forced,))
+            self.forced += 1
+            return Proposal(forced, 1.0)
         await asyncio.sleep(self.draft_time_s)
-        proposal = self._propose(self._states[-1])
+        proposal = self._propose(self._states[-1], change)
         self._append((proposal.token,))
         self.drafted += 1
         return proposal
@@ -106,17 +117,13 @@ class TableDrafter:
             state = self.model.extend(state, token)
             self._states.append(state)
 
-    def _propose(self, state: int) -> Proposal:
+    def _propose(self, state: int, change: Adjustment | None) -> Proposal:
         """The model's token after `state`, or another one if it is to be wrong."""
         if self._sampling.greedy and self._adjuster is None:
             proposal = Proposal(self.model.best(state), self.model.best_probability(state))
         else:
             # Over the whole vocabulary, so that the target's own model is right without exception.
             logits = self.model.logits(state)
-            change = None
-            if self._adjuster is not None:
-                self._adjuster.follow(self._context)
-                change = self._adjuster.adjustment()
             position = len(self._context)
             q = distribution(logits, self._sampling, change)
             if self._mode is VerifyMode.REJECTION and not self._sampling.greedy:

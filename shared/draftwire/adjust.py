@@ -1,4 +1,4 @@
-"""What changes raw logits: penalties, logit bias, and no end token before `min_tokens`.
+"""What changes raw logits: penalties, logit bias, no end token before `min_tokens`, a grammar.
 
 They depend on the text so far, drafts of the same pass included, so that every row of a round has
 its own. An `Adjuster` follows a text forward and back; what it says of a position is a function of
@@ -6,7 +6,8 @@ the tokens before it, however they came: a rejected draft leaves nothing behind.
 
 Per token, in float32: the logit is divided by the repetition penalty if above 0, else multiplied
 by it, where the token stands in prompt or output; then bias − presence penalty (if it stands in
-the output) − frequency penalty × its count there, rounded once from float64, is added.
+the output) − frequency penalty × its count there, rounded once from float64, is added. Then what
+a grammar does not allow is removed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwire.grammar import Mask, Matcher
 from draftwire.types import SamplingParams, StopRules, Tokens, common_prefix
 
 
 class Adjustment(NamedTuple):
-    """A change of one row: token ids, each once, with a factor and a term for each, [n]."""
+    """A change of one row: token ids, each once, with a factor and a term for each, [n].
+
+    `mask` [vocab] says which tokens a grammar allows, None for all.
+    """
 
     ids: NDArray[np.int64]
     penalty: NDArray[np.float32]
     offset: NDArray[np.float32]
+    mask: Mask | None = None
 
     def apply(self, logits: NDArray[np.floating]) -> NDArray[np.float32]:
         """The changed row, float32 [vocab]; `logits` [vocab] are left alone."""
@@ -35,7 +41,20 @@ class Adjustment(NamedTuple):
         x[self.ids] = (
             np.where(picked > 0, picked / self.penalty, picked * self.penalty) + self.offset
         )
+        if self.mask is not None:
+            x[~self.mask] = -np.inf
         return x
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that is allowed, if there is but one."""
+        if self.mask is None or np.count_nonzero(self.mask) != 1:
+            return None
+        return int(self.mask.argmax())
+
+
+_NO_IDS = np.empty(0, np.int64)
+_NO_CHANGE = np.empty(0, np.float32)
 
 
 def _penalises(sampling: SamplingParams) -> bool:
@@ -49,7 +68,8 @@ def _penalises(sampling: SamplingParams) -> bool:
 class Adjuster:
     """Counts the tokens of one generation's text, whose output begins at `start`.
 
-    `end_tokens` are removed from the first `min_tokens` positions of the output.
+    `end_tokens` are removed from the first `min_tokens` positions of the output. `grammar` is at
+    the beginning of the output, and the adjuster's own from then on.
     """
 
     def __init__(
@@ -59,7 +79,9 @@ class Adjuster:
         start: int,
         min_tokens: int = 0,
         end_tokens: Collection[int] = (),
+        grammar: Matcher | None = None,
     ) -> None:
+        self.grammar = grammar
         self._sampling = sampling
         self._counting = _penalises(sampling)
         self._start = start
@@ -82,20 +104,25 @@ class Adjuster:
         *,
         start: int,
         eos_token_ids: Iterable[int],
+        grammar: Matcher | None = None,
     ) -> Adjuster | None:
         """An adjuster with no text yet; None if these parameters never change raw logits."""
-        if not (_penalises(sampling) or sampling.logit_bias or stop.min_tokens):
+        counts = _penalises(sampling) or sampling.logit_bias or stop.min_tokens
+        if not counts and grammar is None:
             return None
         return cls(
             sampling,
             start=start,
             min_tokens=stop.min_tokens,
             end_tokens=stop.ends(eos_token_ids),
+            grammar=grammar,
         )
 
     def extend(self, tokens: Tokens) -> None:
         """The text goes on with `tokens`."""
         self._count(tokens, len(self._text), 1)
+        if self.grammar is not None:
+            self.grammar.extend(tokens[max(0, self._start - len(self._text)) :])
         self._text += tokens
 
     def follow(self, text: Tokens) -> None:
@@ -108,9 +135,10 @@ class Adjuster:
 
     def adjustment(self) -> Adjustment | None:
         """The change of the logits after the text; None for none."""
+        mask = None if self.grammar is None else self.grammar.mask()
         held_open = bool(self._ends) and len(self._text) < self._first_end
         if not self._ids or not (self._counting or self._biased or held_open):
-            return None
+            return None if mask is None else Adjustment(_NO_IDS, _NO_CHANGE, _NO_CHANGE, mask)
         sampling = self._sampling
         written = np.array(self._written)
         offset = -sampling.frequency_penalty * written - sampling.presence_penalty * (written > 0)
@@ -119,8 +147,13 @@ class Adjuster:
             offset[self._ends] = -np.inf
         penalty = np.where(np.array(self._seen) > 0, np.float32(sampling.repetition_penalty), 1)
         return Adjustment(
-            np.array(self._ids), penalty.astype(np.float32), offset.astype(np.float32)
+            np.array(self._ids), penalty.astype(np.float32), offset.astype(np.float32), mask
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar allows no more text."""
+        return self.grammar is not None and self.grammar.complete
 
     def along(self, drafts: Tokens) -> list[Adjustment | None]:
         """The changes after the text and each of its continuations by drafts, K + 1 of them."""
@@ -134,6 +167,8 @@ class Adjuster:
     def _cut(self, length: int) -> None:
         self._count(self._text[length:], length, -1)
         del self._text[length:]
+        if self.grammar is not None:
+            self.grammar.truncate(max(0, length - self._start))
 
     def _slot_of(self, token: int) -> int:
         slot = self._slot.setdefault(token, len(self._ids))

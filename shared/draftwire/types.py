@@ -30,6 +30,7 @@ MAX_BIASED_TOKENS = 1024
 MAX_STATED_TOKENS = 64  # of a draft's distribution
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024  # of one stop string, in UTF-8
+MAX_GRAMMAR_BYTES = 1 << 16  # in UTF-8
 
 Tokens: TypeAlias = Sequence[int]
 
@@ -188,7 +189,10 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """Constrains the output. `kind` is `json_schema`, `regex` or `lark`."""
+    """Constrains the output. `kind` is `json_schema`, `regex` or `lark`.
+
+    The text is at most `MAX_GRAMMAR_BYTES` long. Whether it compiles, a verifier says.
+    """
 
     kind: str
     text: str
@@ -198,6 +202,10 @@ class Grammar:
             self.kind in ("json_schema", "regex", "lark"),
             f"grammar kind {self.kind!r} is not known",
             "use json_schema, regex or lark",
+        )
+        _require(
+            len(self.text.encode(errors="replace")) <= MAX_GRAMMAR_BYTES,
+            f"the grammar is longer than {MAX_GRAMMAR_BYTES} bytes",
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwire.errors import InvalidRequest
+from draftwire.grammar import GrammarCompiler, serves_grammars
 from draftwire.types import Tokens
 from draftwire.vocab import fingerprint
 
@@ -167,6 +168,15 @@ def table_fingerprint(vocabulary_size: int) -> bytes:
     """Fingerprint of the table vocabulary of that size, 32 bytes."""
     strings = [piece.decode("latin-1") for piece in table_pieces(vocabulary_size)]
     return fingerprint(strings, bos=None, eos=EOS)
+
+
+@lru_cache
+def table_grammars(vocabulary_size: int) -> GrammarCompiler | None:
+    """Grammars over the table vocabulary of that size, where they can be served."""
+    pieces = [b"", *table_pieces(vocabulary_size)[1:]]
+    if not serves_grammars(pieces):
+        return None
+    return GrammarCompiler(pieces, TableTokenizer(vocabulary_size).encode)
 
 
 class TableTokenizer:
