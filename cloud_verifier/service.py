@@ -30,7 +30,7 @@ from draftwire.errors import (
     SlowReader,
     Unavailable,
 )
-from draftwire.types import ClientFrame, Finished, ServerFrame, Verdict
+from draftwire.types import ClientFrame, Finished, Grammar, Open, ServerFrame, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class VerifierService:
         self._bounds = bounds or StreamBounds()
         self._clock = clock
         self._executor = ThreadPoolExecutor(1, "draftwire-compute") if compute is None else None
+        # A large grammar takes longer than a pass: it must not hold one up.
+        self._compiling = ThreadPoolExecutor(1, "draftwire-grammar") if compute is None else None
         self._compute = compute or self._in_thread
         self._inbox: list[Arrival] = []
         self._channels: dict[Stream, Channel] = {}
@@ -154,6 +156,8 @@ class VerifierService:
         """End the compute thread and free the target. Call after `run()` was cancelled."""
         if self._executor is not None:
             self._executor.shutdown(wait=True)
+        if self._compiling is not None:
+            self._compiling.shutdown(wait=True, cancel_futures=True)
         self.engine.target.close()
 
     # ------------------------------------------------------------------ inside
@@ -166,6 +170,8 @@ class VerifierService:
                 self._came(channel)
                 await channel.turn()
                 channel.admit(frame)
+                if isinstance(frame, Open) and frame.grammar is not None:
+                    await self._compile(frame, frame.grammar)
                 self._arrive(stream, frame)
             channel.put(None)
         except DraftwireError as error:
@@ -174,6 +180,20 @@ class VerifierService:
             logger.warning("a stream can't be read: %r", error)
             channel.put(ProtocolViolation(f"the stream can't be read: {error}"))
         self._arrive(stream, Detached())
+
+    async def _compile(self, opening: Open, grammar: Grammar) -> None:
+        """Have the grammar compiled before the engine asks for it."""
+        if (grammars := self.engine.target.grammars) is None:
+            return  # the engine refuses it by name
+        try:
+            if self._compiling is None:
+                grammars.compile(grammar)
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._compiling, grammars.compile, grammar)
+        except DraftwireError as error:
+            error.session_id = opening.session_id.hex()
+            raise
 
     def _expect_open(self, channel: Channel) -> None:
         """Hold a stream to send a frame soon; make room for it among those that have not."""

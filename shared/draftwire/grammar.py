@@ -11,9 +11,11 @@ such tokens can be drafted without a model.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 
 _KEPT = 32  # compiled grammars: requests of one application mostly share theirs
-# Small models would fill a text with white space that JSON allows. A schema can say otherwise in
-# its own `x-guidance`.
+# Small models would fill a text with the white space that JSON allows. A schema says otherwise by
+# an `x-guidance` of its own.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+_OWN_WAY = re.compile(r'"x-guidance"|^\s*(true|false)\s*$')
 _MESSAGE = 300  # characters of a compiler's message that are passed on
 
 
@@ -49,7 +52,7 @@ class GrammarCompiler:
 
     `encode` tokenizes text as the model's tokenizer does, a beginning token allowed; without it
     the longest tokens are taken. To be made only where `serves_grammars(pieces)`; making one takes
-    a few microseconds a token. Not for several threads at once, unlike the matchers.
+    a few microseconds a token. Threads may share it.
     """
 
     def __init__(
@@ -61,25 +64,30 @@ class GrammarCompiler:
         # Beside a pass nobody may take the engine's thread for long, nor much of its memory.
         self._limits = LLParserLimits(
             initial_lexer_fuel=500_000,
-            step_lexer_fuel=50_000,
-            step_max_items=20_000,
+            step_lexer_fuel=20_000,
+            step_max_items=10_000,
             max_lexer_states=20_000,
             max_grammar_size=100_000,
             verbose_errors=False,
         )
         self._tokenizer = LLTokenizer(_Vocabulary(pieces, encode))  # type: ignore[arg-type]
-        self._known: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._known: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()  # of what is known; compiling goes on without it
 
     def compile(self, grammar: Grammar, ends: Collection[int] = ()) -> Matcher:
         """A matcher at the beginning of an output, which `ends` may end where the grammar may.
 
-        Raises `InvalidRequest` with the compiler's words if there is something wrong with it.
+        What was compiled lately is not compiled again. Raises `InvalidRequest` with the compiler's
+        words if there is something wrong with it.
         """
-        key = grammar.kind, grammar.text
-        root = self._known.pop(key, None) or self._compile(grammar)
-        self._known[key] = root
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
+        with self._lock:
+            root = self._known.get(grammar)
+        root = root or self._compile(grammar)
+        with self._lock:
+            self._known[grammar] = root
+            self._known.move_to_end(grammar)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
         # An end token with a text of its own is text: legal where that is.
         silent = [end for end in ends if end < len(self._pieces) and not self._pieces[end]]
         return Matcher(root, silent, len(self._pieces))
@@ -89,7 +97,8 @@ class GrammarCompiler:
 
         try:
             if grammar.kind == "json_schema":
-                source = LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+                ours = None if _OWN_WAY.search(grammar.text) else _JSON
+                source = LLMatcher.grammar_from_json_schema(grammar.text, defaults=ours)
             else:
                 source = grammar_from(grammar.kind, grammar.text)  # type: ignore[arg-type]
         except ValueError as error:
@@ -163,11 +172,15 @@ class Matcher:
             self._followed, self._text = length, None
 
     def mask(self) -> Mask | None:
-        """Tokens that are legal next, [vocab]; None after what is not legal, or for a `fault`."""
+        """Tokens that are legal next, [vocab].
+
+        None, for any, where that decides nothing: after what is not legal, where the output is
+        complete and so ends, and where following failed (`check`).
+        """
         if self._followed < len(self._output):
             return None
         legal = self._legal_text()
-        if self._state.is_error():
+        if self._state.is_error() or not legal.any():
             return None
         if self._may_end:
             legal = legal.copy()

@@ -37,13 +37,13 @@ def begins(regex: str, text: str) -> bool:
 
 
 def by_definition(regex: str, output: list[int]) -> set[int] | None:
-    """Legal next tokens, one by one; None after an illegal one or an end."""
+    """Legal next tokens, one by one; None after an illegal one or an end, and where all is said."""
     for count, token in enumerate(output):
         if token not in (by_definition(regex, output[:count]) or ()) or not PIECES[token]:
             return None
     text = spelt(output)
     legal = {t for t, piece in enumerate(PIECES) if piece and begins(regex, text + piece.decode())}
-    return legal | ({END, STOP} if re.fullmatch(regex, text) else set())
+    return (legal | ({END, STOP} if re.fullmatch(regex, text) else set())) if legal else None
 
 
 def told(matcher: Matcher) -> set[int] | None:
