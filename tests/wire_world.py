@@ -24,10 +24,11 @@ from draftwire.errors import DraftwireError, LinkLost, SessionGone
 from draftwire.noise import gumbel_at
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.memory import MemoryFaults
-from draftwire.testing.table import TableModel, TableTokenizer
+from draftwire.testing.table import TableModel, TableTokenizer, table_grammars
 from draftwire.types import (
     Finished,
     FinishReason,
+    Grammar,
     SamplingParams,
     ServerFrame,
     ServingLimits,
@@ -42,6 +43,7 @@ from edge_client.plan import Plan, Round, View
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
 
+GRAMMARS = ("[a-z .]+", "(the|ion| of| a){2,9}[.]", "<[^<>]{0,12}>", ".{3}|(ab)*c")
 RETRY = RetryPolicy(first_wait_s=0.002, longest_wait_s=0.05, give_up_after_s=1e6)
 
 
@@ -90,7 +92,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.model = TableModel(
-            vocabulary_size=rng.choice([8, 50]),
+            vocabulary_size=rng.choice([8, 50, 320]),
             states=128,
             eos_rate=rng.choice([0.0, 1 / 60, 1 / 300]),
             seed=seed % 7,
@@ -226,9 +228,13 @@ class World:
             min_tokens=rng.choice([0, 0, max_tokens // 2]),
             strings=rng.choice([(), (), self.stop_strings(rng)]),
         )
-        reason = await self.say(session, rng, prompt, sampling, stop)
+        grammar = None
+        if self.engine.target.grammars is not None and rng.random() < 0.5:
+            grammar = Grammar(kind="regex", text=rng.choice(GRAMMARS))
+        request = prompt, sampling, stop, grammar
+        reason = await self.say(session, rng, *request)
         if reason is FinishReason.CANCELLED and rng.random() < 0.5:
-            await self.say(session, rng, prompt, sampling, stop)  # the same once more
+            await self.say(session, rng, *request)  # the same once more
 
     def penalties(self, rng: random.Random) -> dict[str, Any]:
         return {
@@ -254,13 +260,14 @@ class World:
         prompt: list[int],
         sampling: SamplingParams,
         stop: StopRules,
+        grammar: Grammar | None,
     ) -> FinishReason:
         asked = rng.choice([0, 0, 1, 3])
         match = VerifyMode.MATCH
         mode = rng.choice([match, match, match, VerifyMode.REJECTION, VerifyMode.TYPICAL])
         drafter = session.drafter
         if rng.random() < 0.3:
-            expected, _, _ = self.reference(prompt, sampling, stop)
+            expected, _, _ = self.reference(prompt, sampling, stop, grammar)
             for _ in range(rng.choice([0, 1, 4])):
                 expected.insert(rng.randint(0, len(expected)), rng.randint(1, 5))
             session.drafter = LookupDrafter(
@@ -273,6 +280,8 @@ class World:
             stop=stop,
             logprobs=asked,
             mode=mode,
+            grammar=grammar,
+            matcher=self.matcher(grammar) if rng.random() < 0.7 else None,
         )
         cancelled = rng.random() < 0.2
         if cancelled:
@@ -295,7 +304,7 @@ class World:
         given = None if mode is match or sampling.greedy else heard
         if given is not None and leave_after is not None:  # it has not heard all of it
             return finished.reason
-        whole, reason, words = self.reference(prompt, sampling, stop, given)
+        whole, reason, words = self.reference(prompt, sampling, stop, grammar, given)
         if finished.reason is FinishReason.CANCELLED:
             assert cancelled or leave_after is not None
             assert text == whole[: len(text)] or stop.strings
@@ -331,6 +340,7 @@ class World:
         prompt: list[int],
         sampling: SamplingParams,
         stop: StopRules,
+        grammar: Grammar | None = None,
         given: list[int] | None = None,
     ) -> tuple[list[int], FinishReason, str]:
         """What the target alone writes: one token at a time, from the rule itself.
@@ -344,6 +354,9 @@ class World:
             logits = self.penalised(model.logits(state), prompt, text, sampling)
             if len(text) < stop.min_tokens:
                 logits[0] = -np.inf
+            if (matcher := self.matcher(grammar)) is not None:
+                matcher.extend(text)  # from the beginning, each time
+                logits[~matcher.mask()] = -np.inf
             if sampling.temperature:
                 scaled = logits / sampling.temperature
                 logits = scaled + gumbel_at(sampling.seed, len(prompt) + len(text), ids)
@@ -364,9 +377,17 @@ class World:
                         kept += 1
                     before = self.spelt(text[: stop.min_tokens]) + searched[: min(places)]
                     return text[:kept], FinishReason.STOP, before.decode(errors="replace")
+            if matcher is not None:
+                matcher.extend(text[-1:])
+                if matcher.complete:
+                    return text, FinishReason.STOP, self.written(text)
             room = min(stop.max_tokens, self.limits.max_context - len(prompt))
             if len(text) >= room:
                 return text, FinishReason.LENGTH, self.written(text)
+
+    def matcher(self, grammar: Grammar | None) -> Any:
+        compiler = table_grammars(self.model.vocabulary_size)
+        return compiler.compile(grammar, (0,)) if grammar and compiler else None
 
     def spelt(self, tokens: list[int]) -> bytes:
         return b"".join(map(self.words.piece, tokens))

@@ -144,11 +144,21 @@ class Adjuster:
         offset = -sampling.frequency_penalty * written - sampling.presence_penalty * (written > 0)
         offset[self._biased] += self._bias
         if held_open:
-            offset[self._ends] = -np.inf
+            offset[self._held(mask)] = -np.inf
         penalty = np.where(np.array(self._seen) > 0, np.float32(sampling.repetition_penalty), 1)
         return Adjustment(
             np.array(self._ids), penalty.astype(np.float32), offset.astype(np.float32), mask
         )
+
+    def _held(self, mask: Mask | None) -> list[int]:
+        """Slots of the end tokens to remove: those with a text only if that leaves a choice."""
+        if self.grammar is None or mask is None:
+            return self._ends
+        others = mask.copy()
+        others[[self._ids[slot] for slot in self._ends]] = False
+        if others.any():
+            return self._ends
+        return [slot for slot in self._ends if self._ids[slot] in self.grammar.ends]
 
     @property
     def complete(self) -> bool:

@@ -128,12 +128,13 @@ def _legal(state: LLMatcher) -> Mask:
 class Matcher:
     """Follows an output of one generation through a grammar.
 
-    Tokens from the first illegal one or end token on are remembered, but not followed.
+    Tokens from the first illegal one or end token on are remembered, but not followed. `ends` are
+    tokens without a text, legal where the grammar may end.
     """
 
     def __init__(self, root: LLMatcher, ends: Sequence[int], vocabulary_size: int) -> None:
         self._root = root
-        self._ends = ends
+        self.ends = ends
         self._size = vocabulary_size
         self._state = root.deep_copy()
         self._output: list[int] = []
@@ -143,7 +144,7 @@ class Matcher:
 
     def fresh(self) -> Matcher:
         """Another one for the same grammar, at the beginning."""
-        return Matcher(self._root, self._ends, self._size)
+        return Matcher(self._root, self.ends, self._size)
 
     def extend(self, tokens: Tokens) -> None:
         """The output goes on with `tokens`."""
@@ -184,7 +185,7 @@ class Matcher:
             return None
         if self._may_end:
             legal = legal.copy()
-            legal[self._ends] = True
+            legal[self.ends] = True
         return legal
 
     @property
@@ -221,7 +222,7 @@ class Matcher:
         other = self.fresh()
         other.extend(output)
         left = output[other._followed :]
-        return not left or (left[0] in self._ends and other._at_an_end)
+        return not left or (left[0] in self.ends and other._at_an_end)
 
     @property
     def _at_an_end(self) -> bool:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from cloud_verifier.judge_reference import judge_row
 from cloud_verifier.target import Judgement, Row
 from draftwire.adjust import Adjuster
-from draftwire.types import CompactDistribution, SamplingParams, StopRules, VerifyMode
+from draftwire.grammar import GrammarCompiler
+from draftwire.types import CompactDistribution, Grammar, SamplingParams, StopRules, VerifyMode
 
+pytest.importorskip("llguidance")
 pytestmark = pytest.mark.models
 
 VOCAB = 40
@@ -31,6 +33,8 @@ sampling = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.3]),
     logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 1.5]), max_size=3),
 )
+GRAMMARS = GrammarCompiler([chr(ord("A") + token).encode() for token in range(VOCAB)])
+grammars = st.sampled_from(["[B-H]{2,6}", "(A|BC|[EFG]D)+Z", "[A-Z]*"])
 stops = st.builds(StopRules, min_tokens=st.sampled_from([0, 0, 4, 30]))
 
 
@@ -67,7 +71,12 @@ def rows(draw: st.DrawFn) -> tuple[Row, np.ndarray]:
         logits[noise.random(logits.shape) < 0.5] = -np.inf  # as a model with masked tokens says
         logits[:, 5] = 0.0
     params, stop = draw(sampling), draw(stops)
-    adjuster = Adjuster.of(params, stop, start=draw(st.integers(0, len(text))), eos_token_ids=(3,))
+    start, regex = draw(st.integers(0, len(text))), draw(st.none() | grammars)
+    matcher = None
+    if regex is not None:
+        start = len(text)  # what is committed obeys the grammar
+        matcher = GRAMMARS.compile(Grammar(kind="regex", text=regex))
+    adjuster = Adjuster.of(params, stop, start=start, eos_token_ids=(3,), grammar=matcher)
     if adjuster is not None:
         adjuster.extend(text)
 

@@ -131,6 +131,13 @@ def test_a_stop_token_with_a_text_is_text_that_must_be_legal() -> None:
     assert read(regex="[abx]{9}", stop_token_ids=[x], logit_bias={x: 100.0}).text == "x"
 
 
+def test_min_tokens_gives_way_where_only_a_stop_token_is_legal() -> None:
+    (x,) = TOKENIZER.encode("x")
+    run = read(regex="[ab]x{1,3}[cd]", stop_token_ids=[x], min_tokens=2, logit_bias={x: 100.0})
+    assert run.text[1:] == "xx"
+    assert read(regex="ax?", stop_token_ids=[x], min_tokens=2).text == "ax"
+
+
 # ------------------------------------------------------------------ refused before any work
 
 
