@@ -8,6 +8,7 @@ lower. Cases, each with what it adds to plain greedy decoding:
   truncated  the same with top-p 0.95
   penalties  repetition, presence and frequency penalties over a text of --text tokens
   logprobs   each token's own and the 5 likeliest
+  grammar    a JSON schema, each row's mask computed in the middle of a string (the widest mask)
 
 `greedy` itself is an argmax a row, which any decoding pays. Times are medians in milliseconds,
 rounds interleaved. The share is of a pass of the demo model with as many rows at a context of 512,
@@ -32,26 +33,49 @@ from cloud_verifier.hf_target import HFTarget
 from cloud_verifier.judge import judge
 from cloud_verifier.target import Row
 from draftwire.adjust import Adjuster
+from draftwire.grammar import GrammarCompiler
 from draftwire.testing.demo import demo_model_path
-from draftwire.types import SamplingParams, StopRules
+from draftwire.types import Grammar, SamplingParams, StopRules
 from edge_client.drafters.llama_model import LlamaModel
+from edge_client.text import pieces_of
 
 CONTEXT = 512
 PENALISED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5)
+SCHEMA = """{"type": "object", "required": ["text"], "additionalProperties": false,
+"properties": {"text": {"type": "string"}, "score": {"type": "integer"}}}"""
+BEGUN = '{"text": "It was'  # the output so far
+DRAFTED = " a rainy day in the town" * 8
 CASES: dict[str, tuple[SamplingParams, int]] = {
     "greedy": (SamplingParams(), 0),
     "noise": (SamplingParams(temperature=1.0, seed=1), 0),
     "truncated": (SamplingParams(temperature=1.0, top_p=0.95, seed=1), 0),
     "penalties": (PENALISED, 0),
     "logprobs": (SamplingParams(), 6),
+    "grammar": (SamplingParams(), 0),
 }
 
 
-def _rows(vocab: int, drafts: int, text: int) -> dict[str, Row]:
+def _grammar_row(vocab: int, drafts: int, model: LlamaModel) -> Row:
+    """A row in the middle of a JSON text; tokens beyond the model's own are new letters' texts."""
+    own = pieces_of(model.tokenizer, model.vocabulary_size)
+    pieces = own + [f"{at:x}".encode() + piece for at in range(8) for piece in own if piece]
+    compiler = GrammarCompiler(pieces[:vocab], model.tokenizer.encode)
+    matcher = compiler.compile(Grammar(kind="json_schema", text=SCHEMA))
+    begun, drafted = model.tokenizer.encode(BEGUN), model.tokenizer.encode(DRAFTED)
+    adjuster = Adjuster(SamplingParams(), start=0, grammar=matcher)
+    adjuster.extend(begun)
+    tokens = [begun[-1], *drafted[:drafts]]
+    return Row(tokens=tokens, start=len(begun) - 1, blocks=(), drafts=drafts, adjuster=adjuster)
+
+
+def _rows(vocab: int, drafts: int, text: int, model: LlamaModel) -> dict[str, Row]:
     draw = torch.Generator().manual_seed(vocab)
     tokens = torch.randint(vocab, (text + drafts,), generator=draw).tolist()
     rows = {}
     for name, (sampling, logprobs) in CASES.items():
+        if name == "grammar":
+            rows[name] = _grammar_row(vocab, drafts, model)
+            continue
         adjuster = Adjuster.of(sampling, StopRules(), start=text // 2, eos_token_ids=())
         if adjuster is not None:
             adjuster.extend(tokens[:text])
@@ -68,12 +92,12 @@ def _rows(vocab: int, drafts: int, text: int) -> dict[str, Row]:
 
 
 def _judging_ms(
-    logits: torch.Tensor, vocab: int, arguments: argparse.Namespace
+    logits: torch.Tensor, vocab: int, model: LlamaModel, arguments: argparse.Namespace
 ) -> dict[str, float]:
     """Median time of each case, ms."""
     copies = -(-vocab // logits.shape[1])
     logits = torch.cat([logits] + [logits - 8.0] * (copies - 1), dim=1)[:, :vocab].contiguous()
-    rows = _rows(vocab, arguments.drafts, arguments.text)
+    rows = _rows(vocab, arguments.drafts, arguments.text, model)
     times: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(arguments.repeats + 1):
         for name, row in rows.items():
@@ -84,11 +108,11 @@ def _judging_ms(
     return {name: statistics.median(each[1:]) for name, each in times.items()}
 
 
-def _pass(target: HFTarget, arguments: argparse.Namespace) -> tuple[torch.Tensor, float]:
+def _pass(
+    target: HFTarget, model: LlamaModel, arguments: argparse.Namespace
+) -> tuple[torch.Tensor, float]:
     """Logits of a pass over an English text, [K + 1, vocab], and its median time alone, ms."""
-    model = LlamaModel.load(demo_model_path())
     tokens = (model.tokenizer.encode(__doc__ or "") * CONTEXT)[: CONTEXT + arguments.drafts + 1]
-    model.close()
     blocks = range(target.num_blocks)
     target.verify([Row(tokens=tokens[:CONTEXT], start=0, blocks=blocks, judge=False)])
     row = Row(tokens=tokens[CONTEXT:], start=CONTEXT, blocks=blocks, drafts=arguments.drafts)
@@ -122,14 +146,15 @@ def main() -> int:
     target = HFTarget.load(
         str(demo_model_path()), kv_tokens=1024, device="cpu", threads=arguments.threads
     )
-    logits, pass_ms = _pass(target, arguments)
+    model = LlamaModel.load(demo_model_path())
+    logits, pass_ms = _pass(target, model, arguments)
     own = target.card.vocabulary_size
     target.close()
     print(f"a pass of {arguments.drafts + 1} rows at context {CONTEXT}: {pass_ms:.1f} ms")
     print(f"{'V':>7} " + "".join(f"{name:>20}" for name in CASES))
     results, worst = [], 0.0
     for vocab in arguments.vocabularies:
-        times = _judging_ms(logits, vocab, arguments)
+        times = _judging_ms(logits, vocab, model, arguments)
         shares = {
             name: 100 * (ms - (times["greedy"] if name != "greedy" else 0)) / pass_ms
             for name, ms in times.items()
@@ -139,6 +164,7 @@ def main() -> int:
         cells = (f"{times[name]:.2f} ms ({shares[name]:+.1f} %)" for name in CASES)
         print(f"{vocab:>7} " + "".join(f"{cell:>20}" for cell in cells), flush=True)
         results.append({"vocabulary": vocab, "ms": times, "percent_of_pass": shares})
+    model.close()
     if arguments.json:
         facts = {"machine": platform.machine(), "torch": torch.__version__, "pass_ms": pass_ms}
         arguments.json.write_text(json.dumps({**facts, "results": results}, indent=2) + "\n")

@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(generate)
     add_credentials(generate)
     _add_sampling(generate)
+    _add_grammar(generate)
     _add_controller(generate)
     chat = commands.add_parser(
         "chat",
@@ -79,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(chat)
     add_credentials(chat)
     _add_sampling(chat)
+    _add_grammar(chat)
     _add_controller(chat)
     _add_trace(commands)
     return parser
@@ -293,6 +295,18 @@ def _add_penalties(group: Any) -> None:
         metavar="ID:BIAS",
         help="add BIAS to the logit of a token id (may be repeated)",
     )
+
+
+def _add_grammar(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structured output (one of)")
+    for name, kind, metavar, text in (
+        ("json-schema", _content, "FILE", "the answer is JSON of this schema"),
+        ("regex", str, "PATTERN", "the answer matches this regular expression, all of it"),
+        ("lark", _content, "FILE", "the answer is of this grammar, in llguidance's Lark"),
+    ):
+        group.add_argument(
+            f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text
+        )
 
 
 def _bias(text: str) -> tuple[int, float]:

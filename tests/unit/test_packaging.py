@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("draftwire", "edge_client", "cloud_verifier")
-HEAVY = ("torch", "transformers", "matplotlib", "llama_cpp", "onnxruntime", "gguf")
+HEAVY = ("torch", "transformers", "matplotlib", "llama_cpp", "onnxruntime", "gguf", "llguidance")
 
 TIMED_IMPORT = f"""
 import sys, time
@@ -75,7 +75,17 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
     [path] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = Parser().parsestr(wheel.read(path).decode())
     extras = metadata.get_all("Provides-Extra", [])
-    known = {"edge", "edge-onnx", "endpoint", "cloud", "quantize", "otel", "bench", "dev"}
+    known = {
+        "edge",
+        "edge-onnx",
+        "endpoint",
+        "cloud",
+        "grammar",
+        "quantize",
+        "otel",
+        "bench",
+        "dev",
+    }
     assert set(extras) == known
     needs = metadata.get_all("Requires-Dist", [])
     needs_torch = [line for line in needs if re.match(r"torch\b", line)]
