@@ -41,10 +41,11 @@ _MESSAGE = 300  # characters of a compiler's message that are passed on
 def serves_grammars(pieces: Sequence[bytes]) -> bool:
     """Whether grammars can be followed in a vocabulary of these tokens.
 
-    llguidance must be installed, and every byte be a token: else a grammar could ask for what the
-    vocabulary can't spell.
+    llguidance must be installed, and every printable ASCII character and the line feed be a token:
+    else ordinary grammars would ask for what can't be spelt.
     """
-    return find_spec("llguidance") is not None and {bytes([b]) for b in range(256)} <= {*pieces}
+    needed = {bytes([byte]) for byte in (*range(0x20, 0x7F), 0x0A)}
+    return find_spec("llguidance") is not None and needed <= {*pieces}
 
 
 class GrammarCompiler:
@@ -191,8 +192,9 @@ class Matcher:
     @property
     def complete(self) -> bool:
         """Whether the output is all that the grammar allows: no text may follow."""
-        followed = self._followed == len(self._output)
-        return followed and not self._legal_text().any() and not self._state.is_error()
+        if self._followed < len(self._output) or self._legal_text().any():
+            return False
+        return self._may_end and not self._state.is_error()
 
     def completed_by(self, tokens: Tokens) -> int | None:
         """After how many of `tokens`, if they come next, the output is complete; None if never."""
@@ -207,14 +209,18 @@ class Matcher:
             self.truncate(length)
 
     def check(self) -> None:
-        """Raise `LimitExceeded` if the output is such that the grammar can't be followed on."""
+        """Raise `LimitExceeded` if the grammar can't be followed on after this output.
+
+        It became too costly, or asks for a character that the vocabulary can't spell.
+        """
+        dead = False
         if self._followed == len(self._output):
-            self._legal_text()
-        if self._state.is_error():
-            words = " ".join(self._state.get_error().split())
+            dead = not self._legal_text().any() and not self._may_end
+        if dead or self._state.is_error():
+            words = " ".join(self._state.get_error().split()) or "no token goes on"
             raise LimitExceeded(
-                f"the grammar became too costly to follow: {words[:_MESSAGE]}",
-                remedy="use a simpler grammar",
+                f"the grammar can't be followed any further: {words[:_MESSAGE]}",
+                remedy="use a simpler grammar, of characters that the model knows",
             )
 
     def accepts(self, output: Tokens) -> bool:
@@ -268,6 +274,8 @@ class _Vocabulary:
             end = min(len(data), at + self._longest)
             while data[at:end] not in self._ids:
                 end -= 1
+                if end == at:
+                    return tokens  # it can't be spelt; `Matcher.check` will find that
             tokens.append(self._ids[data[at:end]])
             at = end
         return tokens

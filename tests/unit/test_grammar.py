@@ -187,6 +187,7 @@ def test_options_are_checked() -> None:
 
 # ------------------------------------------------------------------ the verifier's rounds
 
+PIECES = [b"", *table_pieces(320)[1:]]
 TEXT = TOKENIZER.encode(PROMPT)
 WORDS = Grammar(kind="regex", text="[a-z ]{40}")
 
@@ -303,6 +304,26 @@ def test_a_grammar_too_costly_to_follow_ends_its_own_stream_only() -> None:
     assert text_of(second) == WHOLE
 
 
+@pytest.mark.parametrize("regex", ["[ab]\x04", "\x04a", "[ab]{2}(\x04|\x05)"])
+def test_a_character_that_can_not_be_spelt_is_found_before_anything_wrong_is_said(
+    regex: str,
+) -> None:
+    """Not every vocabulary has every byte."""
+    pieces = [b"\0" if piece in (b"\x04", b"\x05") else piece for piece in PIECES]
+    compiler = GrammarCompiler(pieces)
+
+    def write() -> None:
+        matcher = compiler.compile(Grammar(kind="regex", text=regex))
+        for _ in range(4):
+            mask = matcher.mask()
+            assert mask is not None
+            matcher.extend([int(mask.argmax())])
+            matcher.check()
+
+    with pytest.raises(DraftwireError, match="can't be"):
+        write()
+
+
 # ------------------------------------------------------------------ the device
 
 
@@ -370,20 +391,19 @@ def test_alone_and_among_seven_others_it_gets_the_same() -> None:
 
 
 def test_what_is_forced_is_spelt_as_the_tokenizer_would() -> None:
-    pieces = [b"", *table_pieces(320)[1:]]
     grammar = Grammar(kind="regex", text="the cat")
 
     def first(compiler: GrammarCompiler) -> bytes:
         mask = compiler.compile(grammar).mask()
         assert mask is not None
-        return b" ".join(pieces[token] for token in mask.nonzero()[0])
+        return b" ".join(PIECES[token] for token in mask.nonzero()[0])
 
-    assert first(GrammarCompiler(pieces)) == b"t"
-    whole = GrammarCompiler(pieces, lambda text: [0, *TOKENIZER.encode(text)])
+    assert first(GrammarCompiler(PIECES)) == b"t"
+    whole = GrammarCompiler(PIECES, lambda text: [0, *TOKENIZER.encode(text)])
     assert first(whole) == b"t"
     # One that puts a space before every text, as some do, is not asked about its middle.
-    spaced = GrammarCompiler(pieces, lambda text: TOKENIZER.encode(" " + text))
-    assert first(spaced) == first(GrammarCompiler(pieces))
+    spaced = GrammarCompiler(PIECES, lambda text: TOKENIZER.encode(" " + text))
+    assert first(spaced) == first(GrammarCompiler(PIECES))
 
 
 def test_errors_are_ours(capfd: pytest.CaptureFixture[str]) -> None:
