@@ -22,10 +22,12 @@ from cloud_verifier.sessions import Session, Stream
 from cloud_verifier.table_target import TableTarget
 from cloud_verifier.target import Judgement, Row
 from draftwire.errors import DraftwireError
+from draftwire.grammar import Matcher
 from draftwire.testing.clock import Deadlock, run_virtual
 from draftwire.types import (
     Draft,
     FinishReason,
+    Hint,
     Open,
     ServerFrame,
     ServingLimits,
@@ -108,9 +110,9 @@ def accepted_counts_from_the_drafts_base(patch: pytest.MonkeyPatch) -> None:
         return take(self, frame)
 
     def commit(
-        self: Session, judged: int, judgement: Judgement, timing: Timing
+        self: Session, judged: int, judgement: Judgement, timing: Timing, hint: Hint
     ) -> list[ServerFrame]:
-        (verdict, *rest) = judge(self, judged, judgement, timing)
+        (verdict, *rest) = judge(self, judged, judgement, timing, hint)
         assert isinstance(verdict, Verdict)
         base = min(bases.get(self, verdict.base), verdict.base) if judged else verdict.base
         moved = replace(verdict, base=base, accepted=verdict.accepted + verdict.base - base)
@@ -138,12 +140,14 @@ def opening_again_leaves_out_the_generations_start(patch: pytest.MonkeyPatch) ->
     """Rule 1: without it max_tokens counts from the history's end."""
     attach = Session.open
 
-    def opened(self: Session, opening: Open, history: list[int], stream: Stream) -> bool:
+    def opened(
+        self: Session, opening: Open, history: list[int], stream: Stream, grammar: Matcher | None
+    ) -> bool:
         if opening.generation != self.generation:
             opening = replace(opening, start=len(history))
         elif self.tokens[: len(history)] == history:
             opening = replace(opening, start=self.start)
-        return attach(self, opening, history, stream)
+        return attach(self, opening, history, stream, grammar)
 
     patch.setattr(Session, "open", opened)
 
@@ -153,8 +157,8 @@ def stop_rules_are_not_checked_on_an_open(patch: pytest.MonkeyPatch) -> None:
     """Rule 6: the history may hold the end already."""
     begin = Session._begin
 
-    def begun(self: Session, opening: Open, history: list[int]) -> None:
-        begin(self, opening, history)
+    def begun(self: Session, opening: Open, history: list[int], grammar: Matcher | None) -> None:
+        begin(self, opening, history, grammar)
         self.finish = None
 
     patch.setattr(Session, "_begin", begun)
@@ -199,7 +203,7 @@ def frames_are_applied_during_a_pass(patch: pytest.MonkeyPatch) -> None:
         judgements = self._run(shares)
         for arrival in arrivals:
             self._apply(arrival)
-        self._expire()
+        self._expire(self._clock())
         try:
             if judgements:
                 self._commit(shares, judgements, started)
@@ -225,9 +229,9 @@ def a_recovery_draw_that_equals_the_draft_is_a_mismatch(patch: pytest.MonkeyPatc
         return judgement
 
     def committed(
-        self: Session, judged: int, judgement: Judgement, timing: Timing
+        self: Session, judged: int, judgement: Judgement, timing: Timing, hint: Hint
     ) -> list[ServerFrame]:
-        frames = commit(self, judged, judgement, timing)
+        frames = commit(self, judged, judgement, timing, hint)
         if judgement.accepted < judged:
             self.dead_epoch = self.epoch
             self.pending.clear()
@@ -285,10 +289,10 @@ def kv_is_not_rolled_back(patch: pytest.MonkeyPatch) -> None:
     commit = Session.commit
 
     def committed(
-        self: Session, judged: int, judgement: Judgement, timing: Timing
+        self: Session, judged: int, judgement: Judgement, timing: Timing, hint: Hint
     ) -> list[ServerFrame]:
         fed = len(self.tokens) + judged
-        frames = commit(self, judged, judgement, timing)
+        frames = commit(self, judged, judgement, timing, hint)
         self.kv.length = fed
         return frames
 

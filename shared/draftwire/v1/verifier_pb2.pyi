@@ -393,6 +393,10 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
+    """What the output is kept to. At most 65536 bytes. Served where the model card's features name
+    "grammar". One that does not compile is refused as INVALID_REQUEST.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
