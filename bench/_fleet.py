@@ -12,6 +12,7 @@ from cloud_verifier.sessions import Stream
 from cloud_verifier.tally import Tally
 from cloud_verifier.target import Judgement, Row, TargetModel
 from draftwire.errors import DraftwireError
+from draftwire.grammar import GrammarCompiler
 from draftwire.types import (
     Draft,
     Finished,
@@ -56,6 +57,11 @@ class TimedTarget:
     def piece(self, token: int) -> bytes:
         """The target's."""
         return self._inner.piece(token)
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """The target's."""
+        return self._inner.grammars
 
     def verify(self, rows: Sequence[Row]) -> list[Judgement | None]:
         """One pass of the target, timed."""

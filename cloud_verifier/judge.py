@@ -15,7 +15,7 @@ from cloud_verifier.distributions import Distribution, distributions, shares
 from cloud_verifier.target import Judgement, Row
 from cloud_verifier.verify import choose, selected
 from draftwire.acceptance import Outcome, match, typical
-from draftwire.adjust import Adjustment
+from draftwire.adjust import LEAST, Adjustment
 from draftwire.noise import Purpose, uniform
 from draftwire.sampling import distribution
 from draftwire.types import TokenLogprobs, VerifyMode
@@ -49,18 +49,18 @@ def adjust(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> to
         return logits
     logits = logits.float()
     device = logits.device
+    # Operation by operation as `Adjustment.apply`, so that every bit is the same.
+    for at, change in changed:
+        if change.mask is not None:
+            allowed = torch.from_numpy(change.mask).to(device)
+            logits[at].clamp_(min=float(LEAST)).masked_fill_(~allowed, -torch.inf)
     rows = np.repeat([at for at, _ in changed], [len(change.ids) for _, change in changed])
     if rows.size:
         parts = zip(*(change[:3] for _, change in changed), strict=True)
         ids, penalty, offset = (torch.from_numpy(np.concatenate(part)).to(device) for part in parts)
         index = torch.from_numpy(rows).to(device), ids
         picked = logits[index]
-        # Operation by operation as `Adjustment.apply`, so that every bit is the same.
         logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty) + offset
-    for at, change in changed:
-        if change.mask is not None:
-            allowed = torch.from_numpy(change.mask).to(device)
-            logits[at].masked_fill_(~allowed, -torch.inf)
     return logits
 
 

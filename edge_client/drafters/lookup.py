@@ -162,7 +162,7 @@ class LookupDrafter:
             return True
         self._grammar.follow(self._context.text[self._start :])
         mask = self._grammar.mask()
-        return mask is None or bool(mask[token])
+        return mask is None or (token < mask.size and bool(mask[token]))
 
     async def _ask(self) -> Proposal | None:
         """The inner drafter's proposal, after what it has not been told."""

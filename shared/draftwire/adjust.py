@@ -6,8 +6,8 @@ the tokens before it, however they came: a rejected draft leaves nothing behind.
 
 Per token, in float32: the logit is divided by the repetition penalty if above 0, else multiplied
 by it, where the token stands in prompt or output; then bias − presence penalty (if it stands in
-the output) − frequency penalty × its count there, rounded once from float64, is added. Then what
-a grammar does not allow is removed.
+the output) − frequency penalty × its count there, rounded once from float64, is added. What a
+grammar does not allow is removed, which is the same before and after.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from draftwire.grammar import Mask, Matcher
 from draftwire.types import SamplingParams, StopRules, Tokens, common_prefix
+
+LEAST = np.float32(-1e30)
+"""Of what a grammar allows: it is kept where the model itself would say none of it."""
 
 
 class Adjustment(NamedTuple):
@@ -37,12 +40,12 @@ class Adjustment(NamedTuple):
     def apply(self, logits: NDArray[np.floating]) -> NDArray[np.float32]:
         """The changed row, float32 [vocab]; `logits` [vocab] are left alone."""
         x = logits.astype(np.float32)
+        if self.mask is not None:
+            x = np.where(self.mask, np.maximum(x, LEAST), np.float32(-np.inf))
         picked = x[self.ids]
         x[self.ids] = (
             np.where(picked > 0, picked / self.penalty, picked * self.penalty) + self.offset
         )
-        if self.mask is not None:
-            x[~self.mask] = -np.inf
         return x
 
     @property

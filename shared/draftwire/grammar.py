@@ -11,6 +11,7 @@ such tokens can be drafted without a model.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -27,6 +28,8 @@ from draftwire.types import Grammar, Tokens, common_prefix
 if TYPE_CHECKING:
     from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
+
+logger = logging.getLogger(__name__)
 
 Mask = NDArray[np.bool_]
 
@@ -261,12 +264,19 @@ class _Vocabulary:
     def __call__(self, text: str) -> list[int]:
         """Token ids of a text."""
         data = text.encode()
-        if self._encode is not None:
-            # Some tokenizers put a token or a space before; and a control token is no text.
+        return self._as_tokenized(text, data) or self._longest_first(data)
+
+    def _as_tokenized(self, text: str, data: bytes) -> list[int]:
+        """By the model's tokenizer; nothing if that gives another text than this."""
+        if self._encode is None:
+            return []
+        try:
+            # Some put a token or a space before; and a control token is no text.
             tokens = [token for token in self._encode(text) if self.tokens[token]]
-            if b"".join(self.tokens[token] for token in tokens) == data:
-                return tokens
-        return self._longest_first(data)
+        except Exception:
+            logger.exception("the tokenizer failed; the longest tokens are taken")
+            return []
+        return tokens if b"".join(self.tokens[token] for token in tokens) == data else []
 
     def _longest_first(self, data: bytes) -> list[int]:
         tokens, at = list[int](), 0

@@ -404,6 +404,7 @@ def test_what_is_forced_is_spelt_as_the_tokenizer_would() -> None:
     assert first(GrammarCompiler(PIECES)) == b"t"
     whole = GrammarCompiler(PIECES, lambda text: [0, *TOKENIZER.encode(text)])
     assert first(whole) == b"t"
+    assert first(GrammarCompiler(PIECES, lambda _: [len(PIECES)])) == b"t"  # one that is broken
     # One that puts a space before every text, as some do, is not asked about its middle.
     spaced = GrammarCompiler(PIECES, lambda text: TOKENIZER.encode(" " + text))
     assert first(spaced) == first(GrammarCompiler(PIECES))
