@@ -21,12 +21,12 @@ VOCAB = 40
 tokens = st.integers(0, VOCAB - 1)
 sampling = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
+    temperature=st.sampled_from([0.0, 0.4, 1.0, 3.0, 100.0, 1e-3, 5e-324]),
     top_k=st.sampled_from([0, 0, 1, 3, 39, 60]),
     top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9]),
     min_p=st.sampled_from([0.0, 0.0, 0.1]),
-    seed=st.integers(0, 2**64 - 1),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.4]),
+    seed=st.sampled_from([0, 2**64 - 1]) | st.integers(0, 2**64 - 1),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.4, 0.01, 100.0]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.6]),
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.3]),
     logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 1.5]), max_size=3),
@@ -61,6 +61,11 @@ def rows(draw: st.DrawFn) -> tuple[Row, np.ndarray]:
     noise = np.random.default_rng(draw(st.integers(0, 2**32)))
     scale = draw(st.sampled_from([0.2, 2.0, 20.0]))
     logits = noise.normal(scale=scale, size=(count + 1, VOCAB)).astype(dtype)
+    if draw(st.booleans()):
+        logits = logits.round()  # ties
+    if draw(st.booleans()):
+        logits[noise.random(logits.shape) < 0.5] = -np.inf  # as a model with masked tokens says
+        logits[:, 5] = 0.0
     params, stop = draw(sampling), draw(stops)
     adjuster = Adjuster.of(params, stop, start=draw(st.integers(0, len(text))), eos_token_ids=(3,))
     if adjuster is not None:
