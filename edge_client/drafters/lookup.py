@@ -19,15 +19,18 @@ from edge_client.drafter import Drafter, Proposal
 NGRAM = 3
 """Tokens that must agree before what followed them is proposed."""
 
+_EXPECTED_NGRAM = 2  # of a prediction, which was given for this very text
+
 _LONGEST = 32  # a longer agreement is not told from this
 _LATEST = 16  # places looked at
 
 
 class NgramIndex:
-    """A text that is appended to and cut, and where each run of `NGRAM` tokens stands in it."""
+    """A text that is appended to and cut, and where each run of `ngram` tokens stands in it."""
 
-    def __init__(self, tokens: Tokens = ()) -> None:
+    def __init__(self, tokens: Tokens = (), ngram: int = NGRAM) -> None:
         self.text: list[int] = []
+        self._ngram = ngram
         self._followed: dict[tuple[int, ...], list[int]] = defaultdict(list)
         self.extend(tokens)
 
@@ -35,8 +38,8 @@ class NgramIndex:
         """The text goes on."""
         for token in tokens:
             at = len(self.text)
-            if at >= NGRAM:
-                self._followed[tuple(self.text[at - NGRAM :])].append(at)
+            if at >= self._ngram:
+                self._followed[tuple(self.text[at - self._ngram :])].append(at)
             self.text.append(token)
 
     def truncate(self, length: int) -> None:
@@ -44,11 +47,11 @@ class NgramIndex:
         while len(self.text) > length:
             del self.text[-1]
             at = len(self.text)
-            if at >= NGRAM:
-                places = self._followed[tuple(self.text[at - NGRAM :])]
+            if at >= self._ngram:
+                places = self._followed[tuple(self.text[at - self._ngram :])]
                 places.pop()  # rising, so that the last is this one
                 if not places:
-                    del self._followed[tuple(self.text[at - NGRAM :])]
+                    del self._followed[tuple(self.text[at - self._ngram :])]
 
     def find(self, context: Tokens) -> tuple[int, int]:
         """Where the end of `context` stands in the text: the place after it, and how long it is.
@@ -56,11 +59,11 @@ class NgramIndex:
         The longest agreement among the latest places, of equal ones the latest; (0, 0) for none.
         """
         best = (0, 0)
-        if len(context) < NGRAM:
+        if len(context) < self._ngram:
             return best
-        places = self._followed.get(tuple(context[-NGRAM:]), ())
+        places = self._followed.get(tuple(context[-self._ngram :]), ())
         for place in places[-_LATEST:]:
-            length = NGRAM
+            length = self._ngram
             most = min(place, len(context), _LONGEST)
             while length < most and self.text[place - 1 - length] == context[-1 - length]:
                 length += 1
@@ -82,7 +85,7 @@ class LookupDrafter:
     ) -> None:
         self._inner = inner
         self._start = start
-        self._prediction = NgramIndex(prediction)
+        self._prediction = NgramIndex(prediction, _EXPECTED_NGRAM)
         self._context = NgramIndex()
         self._grammar: Matcher | None = None
         self._aligned = 0  # leading tokens of the output that are the prediction's
@@ -151,7 +154,7 @@ class LookupDrafter:
         else:
             place, length = self._prediction.find(text[-_LONGEST:])
         before, again = self._context.find(text)
-        self.predicting = 0 <= place < len(prediction) and length >= max(NGRAM, again)
+        self.predicting = place < len(prediction) and length >= max(1, again)
         self.found = again > 0 and not self.predicting
         if self.predicting:
             return Proposal(prediction[place], _confidence(length))

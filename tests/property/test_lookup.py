@@ -24,11 +24,11 @@ def agreement(text: list[int], place: int, context: list[int]) -> int:
     return length
 
 
-@given(texts, edits)
+@given(texts, edits, st.sampled_from([2, NGRAM]))
 def test_the_longest_agreement_is_found(
-    text: list[int], changes: list[tuple[int, list[int]]]
+    text: list[int], changes: list[tuple[int, list[int]]], ngram: int
 ) -> None:
-    index = NgramIndex(text)
+    index = NgramIndex(text, ngram)
     for keep, more in changes:
         keep = min(keep, len(index.text))
         index.truncate(keep)
@@ -38,7 +38,7 @@ def test_the_longest_agreement_is_found(
         place, length = index.find(text)
         lengths = [agreement(text, at, text) for at in range(len(text))]
         best = max(lengths, default=0)
-        assert length == (best if best >= NGRAM else 0)
+        assert length == (best if best >= ngram else 0)
         assert length == 0 or (lengths[place] == best and place < len(text))
 
 

@@ -103,6 +103,23 @@ def test_after_a_difference_it_is_taken_up_again(kind: str) -> None:
     assert summary.rounds < 25
 
 
+def test_it_is_taken_up_where_two_tokens_agree() -> None:
+    """Sooner than text that merely repeats itself: it was given for this very answer."""
+
+    async def run() -> list[bool]:
+        found = []
+        for context in ([9, 1, 2], [1, 2, 5, 9, 1, 2]):
+            drafter = LookupDrafter(start=1, prediction=[7, 1, 2, 3])
+            await drafter.begin(SamplingParams(), [])
+            proposal = await drafter.draft(0, context)
+            assert proposal is not None
+            assert proposal.token == 3
+            found.append(drafter.predicting)
+        return found
+
+    assert asyncio.run(run()) == [True, True]
+
+
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 4}])
 @pytest.mark.parametrize("drafters", [0, 1])
 def test_a_prediction_that_is_wrong_changes_nothing(drafters: int, options: dict[str, Any]) -> None:
