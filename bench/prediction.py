@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import builtins
 import json
+import keyword
 import platform
 import random
 import re
@@ -41,7 +43,16 @@ from edge_client.results import Summary
 from edge_client.verifier_process import VerifierProcess
 
 QUESTION = "Write a Python class BankAccount with methods deposit, withdraw and transfer."
-BEFORE = ("ledger_entry", "holder", "cents", "opening_sum", "client_id", "credit_line", "stash")
+BEFORE = (
+    "ledger_entry",
+    "holder",
+    "cents",
+    "opening_sum",
+    "client_id",
+    "credit_line",
+    "stash",
+    "owed",
+)
 """Names before the rename."""
 
 WAYS = ("alone", "predicted", "with drafts")
@@ -49,14 +60,16 @@ WAYS = ("alone", "predicted", "with drafts")
 
 def renamed(text: str, model: LlamaModel, agreement: float, seed: int) -> tuple[str, float]:
     """The text before identifiers were renamed, and the share of its tokens that is the same."""
-    names = sorted(set(re.findall(r"\b[a-z]+_[a-z_]+\b|(?<=\.)[a-z]+\b", text)))
+    words = set(re.findall(r"\b[a-z][a-z_]{3,}\b", text))
+    names = sorted(words - {"self", *keyword.kwlist, *dir(builtins)})
     random.Random(seed).shuffle(names)
     own, before = model.tokenizer.encode(text), list(BEFORE)
     out, share = text, 1.0
     for name in names:
         changed = re.sub(rf"\b{name}\b", before[-1], out)
         left = _share(own, model.tokenizer.encode(changed))
-        if share > agreement and left >= agreement - 0.01:  # one that is everywhere changes more
+        # One that is everywhere changes more than is to be changed, one in prose hardly anything.
+        if share > agreement and share - 0.01 > left >= agreement - 0.01:
             out, share = changed, left
             before.pop()
     return out, share
