@@ -21,6 +21,9 @@ NGRAM = 3
 
 _EXPECTED_NGRAM = 2  # of a prediction, which was given for this very text
 
+_LONGEST_NAME = 8  # tokens whose replacement is expected again
+_FARTHEST = 64  # tokens of a prediction that the text may have left out
+
 _LONGEST = 32  # a longer agreement is not told from this
 _LATEST = 16  # places looked at
 
@@ -76,8 +79,9 @@ class LookupDrafter:
     """`Drafter` that looks drafts up, and asks `inner` where it finds none.
 
     `prediction` is what the output is expected to be, after a prompt of `start` tokens: proposed
-    from its beginning, and after a difference from wherever the text agrees with it again. For one
-    generation: `inner` keeps its own context for the next.
+    from its beginning, and after a difference from wherever the text agrees with it again. What
+    the text has instead is then expected further on, too: a name that changed once changes
+    everywhere. For one generation: `inner` keeps its own context for the next.
     """
 
     def __init__(
@@ -128,6 +132,8 @@ class LookupDrafter:
             self._agreed = min(self._agreed, keep)
         self._aligned = max(0, min(self._aligned, keep - self._start))
         context.truncate(keep)
+        if tokens:  # what was drafted before them holds
+            self._revise()
         context.extend(tokens)
         proposal = self._look_up()
         if proposal is None or not self._legal(proposal.token):
@@ -144,11 +150,7 @@ class LookupDrafter:
     def _look_up(self) -> Proposal | None:
         """The next token of the prediction, or of the place where the text was here before."""
         text, prediction = self._context.text, self._prediction.text
-        output = len(text) - self._start
-        while self._aligned < min(output, len(prediction)) and (
-            text[self._start + self._aligned] == prediction[self._aligned]
-        ):
-            self._aligned += 1
+        output = self._align()
         if prediction and self._aligned == output:
             place, length = output, _LONGEST
         else:
@@ -159,6 +161,36 @@ class LookupDrafter:
         if self.predicting:
             return Proposal(prediction[place], _confidence(length))
         return Proposal(text[before], _confidence(again)) if self.found else None
+
+    def _align(self) -> int:
+        """See how far output and prediction agree from their beginning; the output's length."""
+        text, prediction = self._context.text, self._prediction.text
+        output = len(text) - self._start
+        while self._aligned < min(output, len(prediction)) and (
+            text[self._start + self._aligned] == prediction[self._aligned]
+        ):
+            self._aligned += 1
+        return output
+
+    def _revise(self) -> None:
+        """Where the text has come back to the prediction after a difference, correct that.
+
+        And the rest of it alike, if some tokens stand in the place of some others.
+        """
+        text, prediction = self._context.text[self._start :], self._prediction.text
+        output, left = self._align(), self._aligned
+        if not prediction or left >= output:
+            return
+        place, length = self._prediction.find(text[-_LONGEST:])
+        length = min(length, output - left, place - left)
+        if length < _EXPECTED_NGRAM or place - length - left > _FARTHEST:
+            return
+        old, new = prediction[left : place - length], text[left : output - length]
+        rest = prediction[place:]
+        if 0 < len(old) <= _LONGEST_NAME and 0 < len(new) <= _LONGEST_NAME:
+            rest = _replaced(rest, old, new)
+        self._prediction = NgramIndex([*text, *rest], _EXPECTED_NGRAM)
+        self._aligned = output
 
     def _legal(self, token: int) -> bool:
         if self._grammar is None:
@@ -187,3 +219,17 @@ class LookupDrafter:
 def _confidence(length: int) -> float:
     """How likely what followed `length` equal tokens follows them again: a guess to calibrate."""
     return length / (length + 1)
+
+
+def _replaced(tokens: list[int], old: list[int], new: list[int]) -> list[int]:
+    """`tokens` with every `old` in them replaced."""
+    result: list[int] = []
+    at = 0
+    while at < len(tokens):
+        if tokens[at : at + len(old)] == old:
+            result += new
+            at += len(old)
+        else:
+            result.append(tokens[at])
+            at += 1
+    return result

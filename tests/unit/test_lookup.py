@@ -103,6 +103,36 @@ def test_after_a_difference_it_is_taken_up_again(kind: str) -> None:
     assert summary.rounds < 25
 
 
+@pytest.mark.parametrize(("old", "new"), [([7], [8]), ([7], [8, 9, 10]), ([7, 11, 12], [8])])
+def test_a_name_that_changed_once_is_expected_to_change_everywhere(
+    old: list[int], new: list[int]
+) -> None:
+    """One difference, though the name stands there ten times."""
+    between = [[20 + 10 * i + j for j in range(9)] for i in range(10)]
+    prediction = [token for part in between for token in (*part, *old)]
+    output = [token for part in between for token in (*part, *new)]
+
+    async def run() -> list[int]:
+        drafter = LookupDrafter(start=1, prediction=prediction)
+        await drafter.begin(SamplingParams(), [])
+        wrong, kept, told = [], 0, [1]
+        at = 0
+        while at < len(output):
+            proposal = await drafter.draft(kept, told)
+            if proposal is not None and proposal.token == output[at]:
+                kept, told = 1 + at + 1, []
+            else:
+                wrong.append(at)
+                kept, told = 1 + at, [output[at]]
+            at += 1
+        return wrong
+
+    wrong = asyncio.run(run())
+    assert wrong[0] == 9
+    assert all(at < 9 + len(new) + 3 for at in wrong[:-1])
+    assert wrong[-1] < 20 + 2 * len(new)
+
+
 def test_it_is_taken_up_where_two_tokens_agree() -> None:
     """Sooner than text that merely repeats itself: it was given for this very answer."""
 
