@@ -33,7 +33,7 @@ MIXED: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 2**64 - 1, "logprobs": True},
     {"temperature": 0.9},  # unseeded: the summary tells the seed it got
     {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "top_logprobs": 3},
-    {"temperature": 0.8, "stop": [". ", ","], "min_tokens": 5, "top_logprobs": 1},
+    {"temperature": 0.8, "seed": 3, "stop": [". ", ","], "min_tokens": 5, "top_logprobs": 1},
     {"temperature": 1.1, "top_p": 0.9, "logit_bias": {28: -100.0, 30: 3.0}, "logprobs": True},
     {"temperature": 0.7, "top_k": 40, "min_p": 0.02, "prompt_lookup": True},
     {"presence_penalty": 2.0, "prediction": "The answer is, of course", "top_logprobs": 2},

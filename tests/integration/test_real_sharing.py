@@ -22,13 +22,13 @@ SERVE = ("--model", str(demo_model_path()), "--threads", "1", "--kv-tokens", "20
 
 
 def test_kv_for_four_full_sessions_serves_sixteen_each_with_its_own_text() -> None:
-    target = HFTarget.load(str(demo_model_path()), kv_tokens=2048, threads=1)
+    target = HFTarget.load(str(demo_model_path()), kv_tokens=4096, threads=1)
     try:
-        scripts = write(target, 16, prompt=48, length=33)
+        scripts = write(target, 16, prompt=48, length=112)
         crowd = _crowd.run(target, scripts, room=4, k=4)  # holds each token against the script
     finally:
         target.close()
-    assert crowd.tokens == 16 * 33
+    assert crowd.tokens == 16 * 112
     assert crowd.preemptions > 0
     assert crowd.recomputed > 0
     assert 0.5 < crowd.alpha < 1
