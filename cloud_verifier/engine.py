@@ -255,16 +255,17 @@ class Engine:
                 self.pool.adopt(session.kv, session.tokens)
         rounds = [session for session in active if not session.in_prompt]
         budget = self.config.max_batch_tokens
-        chunk = self._chunk.next(beside_rounds=any(session.ready for session in rounds))
+        beside_rounds = any(session.ready for session in rounds)
+        chunk = self._chunk.next(beside_rounds=beside_rounds) if rounds else budget
         self._memory.denied = False
         shares = schedule(
             active,
             budget=budget,
-            chunk=chunk if rounds else budget,
+            chunk=chunk,
             max_rows=self.card.limits.max_rows,
             grant=self._grant,
         )
-        self._stalled = self._memory.denied and not shares
+        self._stalled = self._memory.denied and not shares and chunk > 0
         return shares
 
     def _grant(self, share: Share, granted: Sequence[Share]) -> bool:

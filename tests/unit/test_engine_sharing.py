@@ -245,6 +245,17 @@ def test_kv_for_four_serves_sixteen_devices_and_little_is_computed_twice() -> No
     assert fed[0] <= 1.1 * fed[1]
 
 
+def test_a_round_without_room_does_not_keep_a_prompt_waiting_that_was_left_out_once() -> None:
+    verifier = Verifier(max_context=60, max_rows=3, num_blocks=15, max_batch_tokens=16)
+    prompt = LONG[:25]
+    first = verifier.begin(opening(1, prompt, stop=most(30)), go(prompt))
+    verifier.step()
+    second = verifier.begin(opening(2, stop=most(50)), go())
+    verifier.settle()
+    assert verifier.text(first) == MODEL.generate(prompt, 30)
+    assert verifier.text(second) == MODEL.generate(PROMPT, 50)
+
+
 def test_owners_share_the_kv_whoever_came_first() -> None:
     verifier = Verifier(max_context=60, num_blocks=30)
     for name in range(1, 5):
