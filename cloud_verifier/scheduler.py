@@ -119,7 +119,7 @@ class ChunkSize:
         smallest: int = 4,
         largest: int = 512,
         start: int = 16,
-        stretch: float = 1.6,
+        stretch: float = 1.45,
         look_every: int = 32,
     ) -> None:
         self._smallest = smallest
