@@ -9,14 +9,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq
 from queue import SimpleQueue
 from typing import Any
 
 from draftwire.adjust import Adjuster
 from draftwire.errors import InternalError, InvalidRequest
-from draftwire.types import SamplingParams, Tokens, VerifyMode
+from draftwire.types import SamplingParams, Tokens, VerifyMode, common_prefix
 from edge_client.drafter import Proposal
 from edge_client.drafters.llama_context import OVERTAKEN, LlamaContext
 from edge_client.drafters.llama_model import LlamaModel
@@ -97,7 +95,7 @@ class LlamaDrafter:
         Nothing is removed yet: the first draft's `keep` says how much is used again.
         """
         self._sampling, self._adjuster, self._mode = sampling, adjuster, mode
-        return sum(1 for _ in takewhile(bool, map(eq, self._tokens, context)))
+        return common_prefix(self._tokens, context)
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate the context to `keep` tokens, append `tokens`, propose the next.

@@ -9,7 +9,7 @@ from draftwire.adjust import Adjuster, Adjustment
 from draftwire.errors import InvalidRequest
 from draftwire.sampling import distribution
 from draftwire.testing.table import TableModel
-from draftwire.types import SamplingParams, Tokens, VerifyMode
+from draftwire.types import SamplingParams, Tokens, VerifyMode, common_prefix
 from edge_client.drafter import Proposal
 from edge_client.drafters.propose import drawn
 
@@ -64,12 +64,7 @@ class TableDrafter:
         self._sampling = sampling
         self._adjuster = adjuster
         self._mode = mode
-        shared = 0
-        for ours, theirs in zip(self._context, context, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        return shared
+        return common_prefix(self._context, context)
 
     async def draft(self, keep: int, tokens: Tokens) -> Proposal | None:
         """Truncate to `keep` tokens, append `tokens`, propose the next and append it too.

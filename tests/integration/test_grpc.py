@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from table_client import MODEL, on_a_loop
 
 from cloud_verifier import server as server_module
 from cloud_verifier.engine import Arrival, Departure, Engine, EngineConfig
@@ -43,7 +43,6 @@ from draftwire.errors import (
     from_wire,
 )
 from draftwire.testing.link import LinkEmulator
-from draftwire.testing.table import TableModel
 from draftwire.types import (
     ClientFrame,
     Draft,
@@ -65,9 +64,6 @@ from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.transport import GrpcTransport, Link, WireBytes
 
-P = ParamSpec("P")
-
-MODEL = TableModel(vocabulary_size=64, states=1024, seed=3)
 PROMPT = [5, 6, 7]
 CLOUD = Plan.cloud_alone(8)
 PLANS = {
@@ -79,18 +75,6 @@ PLANS = {
 }
 QUICK = RetryPolicy(first_wait_s=0.01, longest_wait_s=0.02)
 NO_RETRY = RetryPolicy(first_wait_s=0.01, give_up_after_s=0.0)
-
-
-def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 class WatchedEngine(Engine):
