@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 
 import pytest
 from llama_drafting import drafter_of, fresh, same, text_of
@@ -20,13 +19,6 @@ pytestmark = pytest.mark.models
 
 CHAT = [{"role": "user", "content": "Name three colours of the rainbow."}]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])

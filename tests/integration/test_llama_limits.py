@@ -35,13 +35,6 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     loaded = LlamaModel.load(tiny_gguf.write_attention_model(path))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,36 +32,15 @@ from edge_client.drafters.perturbed import (
 )
 from edge_client.results import Summary
 from edge_client.transport import GrpcTransport, Transport
-from edge_client.verifier_process import VerifierProcess
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=5)
-SERVE = ("--threads", "1", "--kv-tokens", "8192", "--max-sessions", "16")
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:  # gRPC wants one loop per process
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
 
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     return Reference(str(demo_model_path()))
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[str]:
-    with VerifierProcess(["--model", str(demo_model_path()), *SERVE]) as process:
-        yield process.address
 
 
 def client_of(

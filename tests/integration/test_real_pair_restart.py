@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,19 +26,6 @@ pytestmark = [pytest.mark.models, pytest.mark.slow]
 
 SERVE = ("--model", str(demo_model_path()), "--threads", "1", "--kv-tokens", "4096")
 PATIENT = RetryPolicy(longest_wait_s=1.0, give_up_after_s=400.0)
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
 
 
 @pytest.fixture(scope="module")

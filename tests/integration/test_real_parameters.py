@@ -6,7 +6,6 @@ The target is float32, so that passes of other shapes move log-probabilities by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")
 
 from bench._prompts import PROMPTS
-from draftwire.testing.demo import demo_model_path
 from draftwire.types import FinishReason, StopRules
 from edge_client.branch import Commit, Origin
 from edge_client.client import AsyncEdgeClient
@@ -23,11 +21,9 @@ from edge_client.drafter import Tokenizer
 from edge_client.drafters.llama import LlamaDrafter, LlamaModel
 from edge_client.output import Output
 from edge_client.results import Summary
-from edge_client.verifier_process import VerifierProcess
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
 
-SERVE = ("--threads", "1", "--kv-tokens", "8192", "--max-sessions", "16")
 MIXED: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 2**64 - 1, "logprobs": True},
@@ -38,19 +34,6 @@ MIXED: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_k": 40, "min_p": 0.02, "prompt_lookup": True},
     {"presence_penalty": 2.0, "prediction": "The answer is, of course", "top_logprobs": 2},
 ]
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[str]:
-    with VerifierProcess(["--model", str(demo_model_path()), *SERVE]) as process:
-        yield process.address
 
 
 async def read(client: AsyncEdgeClient, prompt: list[int], **options: Any) -> Summary:

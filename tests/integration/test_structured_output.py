@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("llguidance")
 
 from draftwire.errors import InvalidRequest
-from draftwire.testing.demo import demo_model_path
 from draftwire.types import FinishReason
 from edge_client.client import AsyncEdgeClient
 from edge_client.drafters.llama import LlamaDrafter, LlamaModel
 from edge_client.results import Summary
-from edge_client.verifier_process import VerifierProcess
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
 
@@ -35,26 +32,6 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 QUESTION = [{"role": "user", "content": "Describe a person as JSON: name, age, pets."}]
-SERVE = ("--threads", "1", "--kv-tokens", "8192")
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:  # gRPC wants one loop per process
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel.load(demo_model_path())
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[str]:
-    with VerifierProcess(["--model", str(demo_model_path()), *SERVE]) as process:
-        yield process.address
 
 
 def client_of(verifier: str, model: LlamaModel, drafters: int = 1) -> AsyncEdgeClient:
