@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -30,8 +30,11 @@ from draftwire.types import MAX_FRAME_BYTES, ClientFrame, Draft, ModelCard, Serv
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
 
+_T = TypeVar("_T")
+
 _SEND_FAILED = "Internal error from Core"
-_STATUS_TIMEOUT_S = 1.0
+_STATUS_POLLS = 100
+_STATUS_POLL_S = 0.01
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -205,8 +208,8 @@ class _GrpcLink:
         # Unlike `call.read()`, it still gives what came before the end when a frame could not be
         # sent because of it.
         self._messages = aiter(call)
-        self._status = status = asyncio.Event()
-        call.add_done_callback(lambda _: status.set())
+        self._ending: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note_ending)
 
     async def send(self, frame: ClientFrame) -> None:
         message = codec.encode_client(frame)
@@ -248,29 +251,47 @@ class _GrpcLink:
             self._count.other_down += message.ByteSize()
         return frame
 
-    async def _reason(self, error: grpc.aio.AioRpcError) -> DraftwireError:
-        """Why the stream ended.
+    def _note_ending(self, call: Any) -> None:
+        """Keep the verifier's own word on how the stream ended.
 
-        A frame that was being sent when it did fails first, and until the verifier's own word is
-        there gRPC tells of that.
+        A frame that was being sent when it did fails, and gRPC then tells of that instead: before
+        the verifier's word has come, or in its place.
         """
-        if error.details() != _SEND_FAILED:
-            return self._translate(error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                while await self._call.details() == _SEND_FAILED:
-                    self._status.clear()
-                    await self._status.wait()
-        if await self._call.code() is grpc.StatusCode.OK:
+        ending = _at_once(_ending_of(call))
+        if ending.details() != _SEND_FAILED:
+            self._ending = ending
+
+    async def _reason(self, error: grpc.aio.AioRpcError) -> DraftwireError:
+        for _ in range(_STATUS_POLLS):
+            if self._ending is not None:
+                break
+            # gRPC says once that a call is done, also where it corrects itself on how.
+            await asyncio.sleep(_STATUS_POLL_S)
+            self._note_ending(self._call)
+        ending = self._ending or error
+        if ending.code() is grpc.StatusCode.OK:
             return _ended_early()
-        return self._translate(
-            grpc.aio.AioRpcError(
-                await self._call.code(),
-                await self._call.initial_metadata(),
-                await self._call.trailing_metadata(),
-                details=await self._call.details(),
-            )
-        )
+        return self._translate(ending)
+
+
+async def _ending_of(call: Any) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+
+
+def _at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        value: _T = done.value
+        return value
+    coroutine.close()
+    raise AssertionError("it waits")
 
 
 def _trace_context() -> tuple[tuple[str, str], ...]:

@@ -44,6 +44,7 @@ from draftwire.errors import (
 )
 from draftwire.testing.link import LinkEmulator
 from draftwire.types import (
+    Cancel,
     ClientFrame,
     Draft,
     FinishReason,
@@ -56,6 +57,7 @@ from draftwire.types import (
     StopRules,
 )
 from draftwire.v1 import verifier_pb2 as pb
+from draftwire.v1 import verifier_pb2_grpc as rpc
 from edge_client import transport as transport_module
 from edge_client.branch import Commit
 from edge_client.drafters.table import TableDrafter
@@ -408,6 +410,41 @@ async def test_a_frame_sent_on_an_ended_stream_is_lost_and_the_end_is_told() -> 
             await link.receive()
         for _ in range(3):
             await link.send(Draft(base=3, epoch=0, credit=1))
+
+
+class Leaving(rpc.VerifierServicer):
+    """Ends every stream at its third frame, whatever is being sent."""
+
+    async def Decode(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        for _ in range(3):
+            await anext(request_iterator)
+        code = (("draftwire-code", Draining.code),)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "leaving", trailing_metadata=code)
+
+
+@on_a_loop
+async def test_the_end_is_told_whatever_is_being_sent_when_it_comes() -> None:
+    server = grpc.aio.server()
+    rpc.add_VerifierServicer_to_server(Leaving(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+
+    async def chatter(link: Link) -> None:
+        while True:
+            await link.send(Cancel())
+            await asyncio.sleep(0)
+
+    try:
+        async with connected(address) as transport:
+            for _ in range(30):
+                async with transport.connect(WireBytes()) as link:
+                    sending = asyncio.create_task(chatter(link))
+                    with pytest.raises(Draining, match="leaving"):
+                        await link.receive()
+                    sending.cancel()
+                    await asyncio.wait([sending])
+    finally:
+        await server.stop(None)
 
 
 # ------------------------------------------------------------------ the server as a service
