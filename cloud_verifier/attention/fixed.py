@@ -22,10 +22,10 @@ from cloud_verifier.attention.spans import PackedSpans, Span
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Positions that some tokens see the beginning of: their slots, and (row, length) of each."""
+    """Blocks that some tokens see a part of: the row of each, where its part begins and ends."""
 
-    slots: torch.Tensor
-    queries: Sequence[tuple[int, int]]
+    blocks: torch.Tensor
+    queries: Sequence[tuple[int, int, int]]
 
 
 class FixedPlan:
@@ -42,6 +42,7 @@ class FixedPlan:
 
     def __init__(self, spans: Sequence[Span], kv: PagedKV, *, rows: int) -> None:
         self._packed = packed = PackedSpans(spans, kv.block_size)
+        self._block_size = kv.block_size
         self._contexts: dict[int | None, list[_Context]] = {}
         if kv.scratch_block is None:
             raise ValueError("padding needs a scratch block")
@@ -66,9 +67,9 @@ class FixedPlan:
         query = query.reshape(rows, layer.heads, heads // layer.heads, -1).contiguous()
         outputs = []
         for context in self._contexts_of(window):
-            keys, values = layer.gather(context.slots, 1, len(context.slots))
-            for row, length in context.queries:
-                one = query[row : row + 1], keys[:, :, :length], values[:, :, :length]
+            keys, values = layer.gather(context.blocks, 1, self._block_size)
+            for row, low, end in context.queries:
+                one = query[row : row + 1], keys[:, :, low:end], values[:, :, low:end]
                 if softcap is None:
                     outputs.append(scaled_dot_product_attention(*one, scale=scaling))
                 else:
@@ -83,16 +84,19 @@ class FixedPlan:
         return contexts
 
     def _plan(self, window: int | None) -> Iterator[_Context]:
-        packed = self._packed
+        packed, size = self._packed, self._block_size
         spans = np.repeat(np.arange(len(packed)), packed.length).tolist()
         lowest = np.zeros_like(packed.positions)
         if window is not None:
             np.maximum(packed.positions - window + 1, 0, out=lowest)
-        lengths = (packed.positions - lowest + 1).tolist()
-        seen = list(zip(spans, lowest.tolist(), strict=True))
-        # Neighbours of one session that see back to the same position share a copy of it.
-        for (span, low), sharing in groupby(range(packed.tokens), key=seen.__getitem__):
-            queries = [(row, lengths[row]) for row in sharing]
-            positions = np.arange(low, low + queries[-1][1])
-            slots = packed.slots_of(np.array(span), positions)
-            yield _Context(torch.from_numpy(slots), queries)
+        places = zip(spans, lowest.tolist(), packed.positions.tolist(), strict=True)
+        seen = [(span, low // size, low, position) for span, low, position in places]
+        # Neighbours of one session that see back to the same block share a copy of it.
+        for (span, first), sharing in groupby(range(packed.tokens), key=lambda row: seen[row][:2]):
+            queries = [
+                (row, low - first * size, position - first * size + 1)
+                for row in sharing
+                for _, _, low, position in [seen[row]]
+            ]
+            last = first + (queries[-1][2] - 1) // size
+            yield _Context(torch.from_numpy(packed.blocks[span, first : last + 1]), queries)

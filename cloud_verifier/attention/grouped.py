@@ -1,7 +1,8 @@
 """Attention in groups: spans of like size are gathered, padded to the longest, and attend together.
 
-Indices and masks are built once per pass and shape of attention with numpy; a layer costs one
-gather and one attention per group. What differs between back ends is the mask and the operator.
+Whole blocks are gathered; the mask hides what a span does not see of them. Indices and masks are
+built once per pass and shape of attention with numpy; a layer costs one gather and one attention
+per group. What differs between back ends is the mask and the operator.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Group(Generic[Mask]):
     tokens: int
     context: int
     take: torch.Tensor | None  # [B·T] into the packed tokens; None: all of them, in order
-    slots: slice | torch.Tensor  # [B·L] into the pool
+    blocks: slice | torch.Tensor  # [B·n] of the pools, which hold at least L positions
     mask: Mask | None  # None: everything is visible
 
 
@@ -45,11 +46,17 @@ class GroupedPlan(ABC, Generic[Mask]):
 
     def __init__(self, spans: Sequence[Span], kv: PagedKV) -> None:
         self._spans = PackedSpans(spans, kv.block_size)
+        self._block_size = kv.block_size
         self._device = kv.device
         self._dtype = kv.dtype
         self._layouts: dict[tuple[int | None, int], Layout[Mask]] = {}
         self._positions = self._tensor(self._spans.positions)[None]
         self._slots = self._index(self._spans.slots)
+        # What is masked away must still be finite, whatever the block's last owner left there.
+        unwritten = self._tensor(self._spans.unwritten)
+        if len(unwritten):
+            for layer in kv.layers:
+                layer.clear(unwritten)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -74,10 +81,11 @@ class GroupedPlan(ABC, Generic[Mask]):
         layout = self.layout(window, query.shape[1] // layer.heads)
         outputs = []
         for group in layout.groups:
-            keys, values = layer.gather(group.slots, group.batch, group.context)
+            keys, values = layer.gather(group.blocks, group.batch, self._block_size)
             chosen = query if group.take is None else query.index_select(0, group.take)
             chosen = chosen.view(group.batch, group.tokens, *query.shape[1:])
-            out = self._attention(chosen, keys, values, group.mask, scaling, softcap)
+            seen = keys[:, :, : group.context], values[:, :, : group.context]
+            out = self._attention(chosen, *seen, group.mask, scaling, softcap)
             outputs.append(out.flatten(0, 1))
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out if layout.put is None else out.index_select(0, layout.put)
@@ -113,6 +121,7 @@ class GroupedPlan(ABC, Generic[Mask]):
         first = np.zeros_like(start)
         if window is not None:
             np.maximum(start - window + 1, 0, out=first)
+            first -= first % self._block_size
         members = _partition(length.tolist(), (start + length - first).tolist())
         groups = tuple(self._group(rows, first, window, repeats) for rows in members)
         if len(groups) == 1 and groups[0].take is None:
@@ -133,11 +142,11 @@ class GroupedPlan(ABC, Generic[Mask]):
         start, length, low = spans.start[rows, None], spans.length[rows, None], first[rows, None]
         last = start + length - 1
         tokens, context = int(length.max()), int((last - low).max()) + 1
-        # Padding repeats a span's last token and last position: those are always written, so
-        # that what is masked away is at least finite.
+        # Padding repeats a span's last token and last block.
         query = np.minimum(start + np.arange(tokens), last)  # [B, T] positions
         key = low + np.arange(context)  # [B, L] positions
-        slots = spans.slots_of(np.asarray(rows)[:, None], np.minimum(key, last))
+        nth = low // self._block_size + np.arange(-(-context // self._block_size))
+        blocks = spans.blocks[np.asarray(rows)[:, None], np.minimum(nth, last // self._block_size)]
         take = None
         if len(rows) != len(spans) or tokens * len(rows) != spans.tokens:
             take = self._tensor((query - start + spans.offset[rows, None]).reshape(-1))
@@ -146,16 +155,16 @@ class GroupedPlan(ABC, Generic[Mask]):
             tokens=tokens,
             context=context,
             take=take,
-            slots=self._index(slots.reshape(-1)),
+            blocks=self._index(blocks.reshape(-1)),
             mask=self._mask(query, key, window, repeats),
         )
 
-    def _index(self, slots: Index) -> slice | torch.Tensor:
-        # A run of slots needs no gather: a slice of the pool is a view.
-        low = int(slots[0])
-        if slots[-1] - low == len(slots) - 1 and (np.diff(slots) == 1).all():
-            return slice(low, low + len(slots))
-        return self._tensor(slots)
+    def _index(self, places: Index) -> slice | torch.Tensor:
+        # A run of them needs no gather: a slice of the pools is a view.
+        low = int(places[0])
+        if places[-1] - low == len(places) - 1 and (np.diff(places) == 1).all():
+            return slice(low, low + len(places))
+        return self._tensor(places)
 
     def _tensor(self, values: Index) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -13,45 +13,55 @@ from cloud_verifier.attention.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The pool of one layer: a row per slot, `[slots, heads · (key_size + value_size)]`.
+    """The pools of one layer, head by head: `[heads, slots, size]` each.
 
-    A row holds the keys of all heads, then the values: one copy moves both.
+    A block is a run of slots, so that reading it copies one piece of memory per head, and attention
+    finds each head's keys together.
     """
 
-    pool: torch.Tensor
-    heads: int
-    key_size: int
-    value_size: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def heads(self) -> int:
+        """Key heads."""
+        return self.keys.shape[0]
 
     def write(self, slots: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys and values, `[1, heads, ΣT, size]` each, into `slots`."""
-        new_keys = keys[0].transpose(0, 1).flatten(1)  # [ΣT, heads · key_size]
-        new_values = values[0].transpose(0, 1).flatten(1)
-        split = self.heads * self.key_size
-        if isinstance(slots, slice):
-            self.pool[slots, :split] = new_keys
-            self.pool[slots, split:] = new_values
-        else:
-            self.pool.index_copy_(0, slots, torch.cat([new_keys, new_values], dim=1))
+        for pool, new in ((self.keys, keys[0]), (self.values, values[0])):
+            if isinstance(slots, slice):
+                pool[:, slots] = new
+            else:
+                pool.index_copy_(1, slots, new)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Put zeros into `slots`."""
+        for pool in (self.keys, self.values):
+            pool.index_fill_(1, slots, 0)
 
     def gather(
-        self, slots: slice | torch.Tensor, batch: int, context: int
+        self, blocks: slice | torch.Tensor, batch: int, block_size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `batch · context` slots, `[batch, heads, context, size]` each."""
-        rows = self.pool[slots] if isinstance(slots, slice) else self.pool.index_select(0, slots)
-        keys, values = self._split(rows.view(batch, context, -1))
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        """Keys and values of `batch · n` blocks, `[batch, heads, n · block_size, size]` each."""
+
+        def of(pool: torch.Tensor) -> torch.Tensor:
+            paged = pool.view(self.heads, -1, block_size * pool.shape[2])
+            if isinstance(blocks, torch.Tensor):
+                paged = paged.index_select(1, blocks)
+            else:
+                paged = paged[:, blocks]
+            return paged.view(self.heads, batch, -1, pool.shape[2]).transpose(0, 1)
+
+        return of(self.keys), of(self.values)
 
     def pages(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values in place, `[blocks, block_size, heads, size]` each, strided."""
-        return self._split(self.pool.view(-1, block_size, self.pool.shape[1]))
 
-    def _split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        split = self.heads * self.key_size
-        return (
-            rows[..., :split].view(*rows.shape[:-1], self.heads, self.key_size),
-            rows[..., split:].view(*rows.shape[:-1], self.heads, self.value_size),
-        )
+        def of(pool: torch.Tensor) -> torch.Tensor:
+            return pool.view(self.heads, -1, block_size, pool.shape[2]).permute(1, 2, 0, 3)
+
+        return of(self.keys), of(self.values)
 
 
 class PassPlan(Protocol):
@@ -64,7 +74,7 @@ class PassPlan(Protocol):
 
     @property
     def slots(self) -> slice | torch.Tensor:
-        """Where the KV of the packed tokens goes: a slice of the pool, or `[ΣT]`."""
+        """Where the KV of the packed tokens goes: a slice of the pools, or `[ΣT]`."""
         ...
 
     def attend(
@@ -118,10 +128,8 @@ class PagedKV:
         slots = (num_blocks + scratch) * block_size
         self.layers = [
             LayerKV(
-                torch.empty(slots, heads * (key + value), device=device, dtype=dtype).zero_(),
-                heads,
-                key,
-                value,
+                torch.empty(heads, slots, key, device=device, dtype=dtype).zero_(),
+                torch.empty(heads, slots, value, device=device, dtype=dtype).zero_(),
             )
             for heads, key, value in shapes
         ]
@@ -145,7 +153,7 @@ class PagedKV:
     @property
     def size_bytes(self) -> int:
         """Memory held, bytes."""
-        return sum(layer.pool.nbytes for layer in self.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def update(
         self,
@@ -155,7 +163,7 @@ class PagedKV:
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new keys and values, `[1, Hkv, ΣT, D]`; the attention reads from the pool."""
+        """Write the new keys and values, `[1, Hkv, ΣT, D]`; the attention reads from the pools."""
         del args, kwargs
         self.layers[layer_idx].write(self.plan.slots, key_states, value_states)
         return key_states, value_states

@@ -46,9 +46,10 @@ def disagreement(
         )
         for kind, make in ((dtype, planner), (torch.float32, SdpaPlan))
     )
-    pool = tried.layers[0].pool
-    pool.copy_(torch.randn(pool.shape, generator=generator))
-    plain.layers[0].pool.copy_(pool)
+    ours, theirs = tried.layers[0], plain.layers[0]
+    for pool, same in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+        pool.copy_(torch.randn(pool.shape, generator=generator))
+        same.copy_(pool)
     for lengths in ([3, 70, 1], [1, 1, 1]):
         spans = [
             Span(end - length, length, table)

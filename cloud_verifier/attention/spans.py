@@ -59,6 +59,16 @@ class PackedSpans:
         """Where the KV of each token goes, `[ΣT]`."""
         return self.slots_of(self._owner, self.positions)
 
+    @property
+    def unwritten(self) -> Index:
+        """Slots behind the last token of every span whose last block is begun in this pass."""
+        end = self.start + self.length
+        room = -end % self._block_size
+        room[self.length < self._block_size - room] = 0
+        span = np.repeat(np.arange(len(room)), room)
+        position = np.arange(len(span)) + (end + room - np.cumsum(room))[span]
+        return self.slots_of(span, position)
+
     def slots_of(self, span: Index, position: Index) -> Index:
         """Slots of positions of spans; the two broadcast."""
         block = self.blocks[span, position // self._block_size]

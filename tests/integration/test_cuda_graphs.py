@@ -75,11 +75,15 @@ class World:
     def soil_scratch(self, value: float) -> None:
         assert self.kv.scratch_block is not None
         for layer in self.kv.layers:
-            layer.pool[self.kv.scratch_block * BLOCK_SIZE :] = value
+            for pool in (layer.keys, layer.values):
+                pool[:, self.kv.scratch_block * BLOCK_SIZE :] = value
 
     def pools(self) -> list[torch.Tensor]:
         """What sessions have, the scratch block left out."""
-        return [layer.pool[: BLOCKS * BLOCK_SIZE].clone() for layer in self.kv.layers]
+        own = slice(BLOCKS * BLOCK_SIZE)
+        return [
+            pool[:, own].clone() for layer in self.kv.layers for pool in (layer.keys, layer.values)
+        ]
 
 
 def make(model: str, directory: Path, planner: Planner) -> World:

@@ -144,7 +144,8 @@ def test_feeding_again_at_an_earlier_position_overwrites_rejected_tokens(target:
 
 def test_what_other_sessions_left_in_a_block_is_never_seen(target: HFTarget) -> None:
     for layer in target._kv.layers:
-        layer.pool.fill_(float("nan"))
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
     some = sessions(target, [20, 3, 41])
     assert_pass_matches(target, [(s, 0, len(s.tokens)) for s in some])
 
