@@ -9,8 +9,10 @@ from typing import Any
 from edge_client.drafters.lookup import LookupDrafter
 from edge_client.plan import Controller, Plan, Round, View
 
-_EXPECTED = Plan(window=128, chunk=32, credit=1, pipelined=True)
-"""For a prediction: as many drafts at a time as a pass judges, and the next ones under way."""
+_EXPECTED = {
+    chunk: Plan(window=4 * chunk, chunk=chunk, credit=1, pipelined=True) for chunk in (4, 8, 16, 32)
+}
+"""For a prediction, by chunk: at most as many drafts as a pass judges, and the next under way."""
 
 _FOUND = Plan(window=16, chunk=8, credit=1, pipelined=True)
 """For what stood in the text before."""
@@ -35,9 +37,14 @@ class LookupController:
         self._drawn = bool(view.confidences) and (self._drawn or not looked_up)
         plan = self._inner.plan(view)
         if looked_up and (plan.chunk or not self._drawn):
-            return _EXPECTED if self._drafter.predicting else _FOUND
+            return self._following(len(view.confidences)) if self._drafter.predicting else _FOUND
         self._drafter.asks = plan.window > 0
         return plan if plan.window else replace(plan, window=1)
+
+    def _following(self, unjudged: int) -> Plan:
+        """Soon after a difference the place may be the wrong one, and drafts cost the verifier."""
+        agreed = self._drafter.agreed - unjudged
+        return next(plan for chunk, plan in _EXPECTED.items() if chunk >= min(2 * agreed, 32))
 
     def drafted(self, seconds: float, fed: int) -> None:
         """Tell the other one what its own drafts took; looking up is no measure of them."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from draftwire.types import SamplingParams
 from edge_client.drafter import Proposal
-from edge_client.drafters.lookup import NGRAM, LookupDrafter, NgramIndex
+from edge_client.drafters.lookup import LookupDrafter
+from edge_client.drafters.ngrams import NGRAM, NgramIndex
 
 tokens = st.integers(0, 3)
 texts = st.lists(tokens, max_size=24)

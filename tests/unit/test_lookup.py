@@ -15,6 +15,7 @@ from draftwire.testing.clock import run_virtual
 from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, VerifyMode
 from edge_client.arguments import build_parser, sampling_options
+from edge_client.drafters.expected import ExpectedText
 from edge_client.drafters.lookup import LookupDrafter
 from edge_client.lookup_controller import LookupController
 from edge_client.options import settings
@@ -131,6 +132,31 @@ def test_a_name_that_changed_once_is_expected_to_change_everywhere(
     assert wrong[0] == 9
     assert all(at < 9 + len(new) + 3 for at in wrong[:-1])
     assert wrong[-1] < 20 + 2 * len(new)
+
+
+def test_after_a_difference_the_nearest_place_is_meant() -> None:
+    """Code repeats itself: the latest place where these tokens stand may be another method."""
+    line = [7, 8, 9]
+    expected = ExpectedText([*line, 1, *line, 2, *line, 3, *line, 4])
+    output = [*line, 1, 50, 8, 9]
+    assert expected.find(output) == (7, 2)
+    expected.revise(output)
+    assert expected.tokens == [*output, 2, *(50, 8, 9), 3, *(50, 8, 9), 4]
+
+
+def test_more_is_sent_the_longer_it_has_held() -> None:
+    """A wrong chunk costs the verifier as many rows as a right one."""
+    drafter = LookupDrafter(start=0, prediction=WHOLE.token_ids)
+    controller = LookupController(FixedController(Plan.cloud_alone()), drafter)
+    drafter.predicting = True
+    chunks = []
+    for drafter.agreed in (1, 2, 4, 8, 16, 200):
+        chunks.append(controller.plan(View(confidences=(), sent=0, remaining=9, behind=0)).chunk)
+    assert chunks == [4, 4, 8, 16, 32, 32]
+    # What is not judged yet has not held.
+    view = View(confidences=(0.5,) * 12, sent=12, remaining=9, behind=0)
+    drafter.agreed = 14
+    assert controller.plan(view).chunk == 4
 
 
 def test_it_is_taken_up_where_two_tokens_agree() -> None:

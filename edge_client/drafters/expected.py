@@ -1,0 +1,101 @@
+"""A text that is expected, and where in it the output stands."""
+
+from __future__ import annotations
+
+from draftwire.types import Tokens
+from edge_client.drafters.ngrams import NgramIndex
+
+_NGRAM = 2  # tokens that must agree far from where the difference was
+_NEAR = 8  # tokens by which what was replaced and its replacement may differ in length
+_LONGEST_NAME = 8  # tokens whose replacement is expected again
+_FARTHEST = 64  # tokens that the output may have left out
+_SURE = 32  # an agreement from the beginning counts as so many tokens more
+
+
+class ExpectedText:
+    """Follows an output through the text that was expected.
+
+    From its beginning; after a difference from the nearest place where the two agree again. What
+    the output has instead is then expected further on, too: a name that changed once changes
+    everywhere.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._index = NgramIndex(tokens, _NGRAM)
+        self._aligned = 0  # leading tokens that output and text share
+        self._differed = -_SURE  # where they differed last
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text; as far as the output is known, that, once the two agree again."""
+        return self._index.text
+
+    def truncate(self, length: int) -> None:
+        """Only the first `length` tokens of the output are left."""
+        self._aligned = max(0, min(self._aligned, length))
+
+    def find(self, output: Tokens) -> tuple[int, int]:
+        """Where the text goes on after `output`, and how many tokens agree before that place.
+
+        (0, 0) for nowhere. The place may be the text's end.
+        """
+        left = self._align(output)
+        if left == len(output):
+            return left, left - self._differed
+        end = len(output)
+        near = sorted(range(end - _NEAR, end + _NEAR + 1), key=lambda place: abs(place - end))
+        place = max(near, key=lambda place: self._agreement(output, place))
+        agreed = self._agreement(output, place)
+        if agreed:
+            return place, agreed
+        return self._index.find(output)
+
+    def revise(self, output: Tokens) -> None:
+        """Where the output has come back to the text after a difference, correct that.
+
+        And the rest of it alike, if some tokens stand in the place of some others.
+        """
+        left = self._align(output)
+        place, agreed = self.find(output)
+        agreed = min(agreed, len(output) - left, place - left)
+        if left == len(output) or agreed < _NGRAM or place - agreed - left > _FARTHEST:
+            return
+        old, new = self.tokens[left : place - agreed], list(output[left : len(output) - agreed])
+        rest = self.tokens[place:]
+        if 0 < len(old) <= _LONGEST_NAME and 0 < len(new) <= _LONGEST_NAME:
+            rest = _replaced(rest, old, new)
+        self._index = NgramIndex([*output, *rest], _NGRAM)
+        self._aligned, self._differed = len(output), left
+
+    def _align(self, output: Tokens) -> int:
+        """See how far output and text agree from their beginning."""
+        tokens = self.tokens
+        while self._aligned < min(len(output), len(tokens)) and (
+            output[self._aligned] == tokens[self._aligned]
+        ):
+            self._aligned += 1
+        return self._aligned
+
+    def _agreement(self, output: Tokens, place: int) -> int:
+        """How many tokens before `place`, and since the difference, end the output, too."""
+        if not self._aligned < place <= len(self.tokens):
+            return 0
+        most = min(place, len(output)) - self._aligned
+        length = 0
+        while length < most and self.tokens[place - 1 - length] == output[-1 - length]:
+            length += 1
+        return length
+
+
+def _replaced(tokens: list[int], old: list[int], new: list[int]) -> list[int]:
+    """`tokens` with every `old` in them replaced."""
+    result: list[int] = []
+    at = 0
+    while at < len(tokens):
+        if tokens[at : at + len(old)] == old:
+            result += new
+            at += len(old)
+        else:
+            result.append(tokens[at])
+            at += 1
+    return result
