@@ -1,70 +1,23 @@
-"""The text of each token of a Hugging Face tokenizer, as bytes: what stop strings are found in.
-
-Two families cover the models served: byte-level ones, whose token strings spell bytes with
-printable characters, and SentencePiece ones with byte fallback, where ▁ is a space and `<0x0A>` a
-byte. Special tokens have no text. Any other tokenizer gives none, and stop strings are refused.
-"""
+"""The text of each token of a Hugging Face tokenizer, as bytes (`draftwire.pieces`)."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+from draftwire import pieces
 
 
 def token_pieces(tokenizer: PreTrainedTokenizerBase) -> Sequence[bytes] | None:
-    """Bytes of every token id; None where this tokenizer's way of writing them is not known."""
+    """Bytes of every token id; None, which refuses stop strings, where they can't be known."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    steps = set(_steps(json.loads(backend.to_str()).get("decoder")))
-    byte_level = "ByteLevel" in steps
-    if not byte_level and "ByteFallback" not in steps:
-        return None
-    added = tokenizer.added_tokens_decoder
+    added = {
+        token: "" if one.special else one.content
+        for token, one in tokenizer.added_tokens_decoder.items()
+    }
     strings: Sequence[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    pieces = []
-    for token, string in enumerate(strings):
-        if token in added:
-            pieces.append(b"" if added[token].special else added[token].content.encode())
-        elif string is None:
-            pieces.append(b"")
-        else:
-            pieces.append(_byte_level(string) if byte_level else _sentence_piece(string))
-    return pieces
-
-
-def _steps(decoder: dict[str, Any] | None) -> Iterator[str]:
-    """Names of a decoder's steps, those within a sequence too."""
-    if decoder:
-        yield decoder["type"]
-        for step in decoder.get("decoders", ()):
-            yield from _steps(step)
-
-
-def _sentence_piece(string: str) -> bytes:
-    if byte := _BYTE.fullmatch(string):
-        return bytes([int(byte[1], 16)])
-    return string.replace("\u2581", " ").encode()
-
-
-def _byte_level(string: str) -> bytes:
-    if all(char in _BYTE_OF for char in string):
-        return bytes(_BYTE_OF[char] for char in string)
-    return string.encode()
-
-
-def _byte_characters() -> dict[str, int]:
-    """The characters that stand for bytes: themselves where printable, else from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_characters()
+    return pieces.token_pieces(strings, added, json.loads(backend.to_str()).get("decoder"))

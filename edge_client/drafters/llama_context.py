@@ -7,27 +7,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwire.errors import CannotRollBack, InternalError, InvalidRequest, ModelLoadFailed
 from draftwire.types import Tokens
 from edge_client.drafters.llama_library import llama, recent_errors
+from edge_client.drafters.threaded import OVERTAKEN, Logits
 
 if TYPE_CHECKING:
     from edge_client.drafters.llama import LlamaModel
 
-OVERTAKEN = "a draft was overtaken by a later call"
-
-Logits = npt.NDArray[np.float32]
-
 
 class LlamaContext:
-    """Tokens, and as much of them as the cache holds.
+    """A `Context`: tokens, and as much of them as the cache holds.
 
-    Not for several threads: one makes, uses and closes it. Between calls
-    `decoded <= min(len(tokens), held)`: the cache is right up to `decoded`, may hold something
-    else up to `held`, and is owed the rest of `tokens`. Nothing is decoded on a wrong cache:
-    `logits` first removes what is past `decoded`.
+    Between calls `decoded <= min(len(tokens), held)`: the cache is right up to `decoded`, may hold
+    something else up to `held`, and is owed the rest of `tokens`. Nothing is decoded on a wrong
+    cache: `logits` first removes what is past `decoded`.
     """
 
     def __init__(self, model: LlamaModel, *, threads: int, size: int, batch: int) -> None:
