@@ -13,6 +13,7 @@ from draftwire import __version__
 from draftwire.commands import (
     HelpFormatter,
     add_credentials,
+    add_export,
     credentials,
     not_negative,
     positive,
@@ -234,6 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--timeout", type=not_negative, default=5.0, metavar="S", help="seconds to wait for it"
     )
     add_credentials(health)
+    add_export(commands)
     add_issuing(commands)
     return parser
 
@@ -250,6 +252,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor(arguments)
         if arguments.command in ("keys", "certs"):
             return issue(arguments)
+        if arguments.command == "export-onnx":
+            from cloud_verifier import export
+
+            return export.command(arguments)
         from cloud_verifier.serve import serve
 
         return serve(arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
+from draftwire.commands import HelpFormatter, add_credentials, add_export, not_negative, positive
 from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
@@ -83,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_grammar(chat)
     _add_controller(chat)
     _add_trace(commands)
+    add_export(commands)
     return parser
 
 
@@ -165,7 +166,7 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument(
         "--target", metavar="FILE", help="target for the verifier (default: the demo model)"
     )
-    demo.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
+    add_model(demo)
     demo.add_argument(
         "--json", action="store_true", help="print one JSON object on stdout and nothing else there"
     )
@@ -190,6 +191,26 @@ def _drafter(text: str) -> str:
     return text
 
 
+def add_model(group: Any) -> None:
+    """The options that say what drafts."""
+    group.add_argument(
+        "--model",
+        "--draft",
+        metavar="FILE.gguf|FILE.onnx|DIR",
+        help="draft model: a GGUF file for llama.cpp, an .onnx file or the directory of one for "
+        "ONNX Runtime (default: the demo model)",
+    )
+    group.add_argument(
+        "--provider",
+        dest="providers",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="ONNX Runtime's execution provider, as in CUDAExecutionProvider (may be repeated, the "
+        "preferred one first; default: the processor)",
+    )
+
+
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument(
@@ -198,7 +219,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,…]",
         help="where the verifier is; several: the next when one fails",
     )
-    group.add_argument("--model", metavar="FILE.gguf", help="draft model (default: the demo model)")
+    add_model(group)
     group.add_argument(
         "--threads",
         type=positive,

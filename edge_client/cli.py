@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftwire.commands import credentials
-from draftwire.errors import DraftwireError, Unavailable
+from draftwire.errors import DraftwireError, MissingDependency, Unavailable
 from edge_client.arguments import build_parser, controller_options, sampling_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    commands = {"demo": _demo, "generate": _generate, "chat": _chat, "trace": _trace}
+    commands = {
+        "demo": _demo,
+        "generate": _generate,
+        "chat": _chat,
+        "trace": _trace,
+        "export-onnx": _export,
+    }
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("draftwire: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -109,6 +115,24 @@ def _trace(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    """Have the verifier's package do it, in a process of its own: it takes torch."""
+    import importlib.util
+    import subprocess
+
+    for package in ("cloud_verifier", "torch", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(
+                f"exporting takes the package {package}, which a device does not need",
+                remedy="pip install 'draftwire[export]' there, or on another machine, and copy "
+                "the directory it writes",
+            )
+    command = [sys.executable, "-m", "cloud_verifier", "export-onnx", arguments.model]
+    command += [arguments.output] if arguments.output else []
+    command += ["--weights", arguments.weights]
+    return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)
+
+
 def _ask() -> str | None:
     """A line from the user; None at the end."""
     try:
@@ -125,9 +149,10 @@ def _client(arguments: argparse.Namespace) -> EdgeClient:
 
     known = credentials(arguments)
     model = arguments.model or demo_model_path()
-    return EdgeClient.from_gguf(
+    return EdgeClient.from_model(
         arguments.verifier,
         model,
+        providers=arguments.providers,
         threads=arguments.threads,
         context=arguments.context,
         credentials=known,

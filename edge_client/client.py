@@ -243,30 +243,36 @@ class AsyncEdgeClient:
         self._trace = None if trace is None else TraceFile(trace)
 
     @classmethod
-    def from_gguf(
+    def from_model(
         cls,
         verifier: str | Transport,
         model: str | Path,
         *,
         threads: int | None = None,
         context: int = 4096,
+        providers: Sequence[str] = (),
         **options: Any,
     ) -> Self:
-        """Draft with a GGUF model in llama.cpp, on `threads` threads (default: one
-        for each core, up to four). Further options are those of the class.
+        """Draft with a GGUF file in llama.cpp, or an `.onnx` file or a directory in ONNX Runtime.
 
-        Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the `edge`
-        extra.
+        It runs on `threads` threads (default: one for each core, up to four); `providers` are
+        ONNX Runtime's execution providers, the preferred one first. Further options are those of
+        the class. Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the
+        extra that it takes, `edge` or `edge-onnx`.
         """
-        from edge_client.drafters.llama import LlamaDrafter
-        from edge_client.drafters.llama_model import LlamaModel
+        from edge_client.draft_model import drafter_of, load_model
 
-        loaded = LlamaModel.load(model)
+        loaded = load_model(model, threads=threads, providers=providers)
         try:
-            drafter = LlamaDrafter(loaded, threads=threads, context=context)
+            drafter = drafter_of(loaded, threads=threads, context=context)
         finally:
             loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
         return cls(verifier, loaded.tokenizer, [drafter], **options)
+
+    @classmethod
+    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
+        """As `from_model`."""
+        return cls.from_model(verifier, model, **options)
 
     async def card(self) -> ModelCard:
         """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""

@@ -22,10 +22,9 @@ from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
 from edge_client.arguments import check_sampling, controller_options, sampling_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
+from edge_client.draft_model import DraftModel, drafter_of, load_model
 from edge_client.drafter import Drafter
-from edge_client.drafters.llama import LlamaDrafter
-from edge_client.drafters.llama_model import LlamaModel
-from edge_client.drafters.perturbed import NoisyDrafter, RandomDrafter, WrongDrafter
+from edge_client.drafters.perturbed import HasLogits, NoisyDrafter, RandomDrafter, WrongDrafter
 from edge_client.results import Summary
 from edge_client.sync import EdgeClient
 from edge_client.verifier_process import VerifierProcess
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     device_cores, cloud_cores = _cores(one_each=arguments.pin)
     say = _Progress(screen)
     far = f", {arguments.rtt:g} ms away" if arguments.rtt else ""
-    remark(screen, f"{model.stem} drafts here, in llama.cpp.")
+    remark(screen, f"{model.stem} drafts here, on this device.")
     remark(screen, f"{target.stem} decides, in transformers and a process of its own{far}.")
     remark(screen, "The same prompt is decoded split and by the cloud alone, and compared.")
     with ExitStack() as stack:
@@ -55,10 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
             link = LinkEmulator.in_thread(address, LinkProfile(rtt_ms=arguments.rtt))
             address = stack.enter_context(link).address
         with say.doing("loading the draft model"):
-            loaded = LlamaModel.load(model)
+            loaded = load_model(model, providers=arguments.providers)
             stack.callback(loaded.close)
-            drafter = LlamaDrafter(loaded)
-            spoilt = [_spoil(drafter, arguments, loaded)]
+            spoilt = [_spoil(drafter_of(loaded), arguments, loaded)]
             options = controller_options(arguments)
             client = EdgeClient(address, loaded.tokenizer, spoilt, **options)
             stack.enter_context(client)
@@ -131,7 +129,7 @@ def _one(
         return stream.summary
 
 
-def _spoil(drafter: LlamaDrafter, arguments: argparse.Namespace, model: LlamaModel) -> Drafter:
+def _spoil(drafter: HasLogits, arguments: argparse.Namespace, model: DraftModel) -> Drafter:
     """The drafter asked for: as it is, or made worse on purpose."""
     kind, _, size = arguments.drafter.partition(":")
     if kind == "model":

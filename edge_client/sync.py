@@ -193,11 +193,16 @@ class EdgeClient:
         )
 
     @classmethod
-    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
-        """Draft with a GGUF model; options are those of `AsyncEdgeClient.from_gguf`."""
+    def from_model(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
+        """Draft with a model file; options are those of `AsyncEdgeClient.from_model`."""
         client = cls.__new__(cls)
-        client._inner = AsyncEdgeClient.from_gguf(verifier, model, **options)
+        client._inner = AsyncEdgeClient.from_model(verifier, model, **options)
         return client
+
+    @classmethod
+    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
+        """As `from_model`."""
+        return cls.from_model(verifier, model, **options)
 
     def card(self) -> ModelCard:
         """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
@@ -99,4 +100,34 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         api_key=api_key.strip(),
         insecure=arguments.insecure,
         padding=arguments.padding,
+    )
+
+
+def add_export(commands: Any) -> None:
+    """The command `export-onnx`, which the device's command passes on to the verifier's."""
+    export = commands.add_parser(
+        "export-onnx",
+        help="write a model as ONNX, for a device to draft with",
+        description="Write a model and its tokenizer to a directory as ONNX, with a cache of keys "
+        "and values that is written in place, and check that its tokens are the source's own on "
+        "20 prompts. Prints the directory. Needs torch: the export extra.",
+        formatter_class=HelpFormatter,
+    )
+    export.add_argument(
+        "model",
+        metavar="DIR|FILE.gguf|HUB-ID",
+        help="a Hugging Face directory, a GGUF file, or a model hub id",
+    )
+    export.add_argument(
+        "output",
+        nargs="?",
+        metavar="DIR",
+        help="where to write it (default: a directory of the cache, written once)",
+    )
+    export.add_argument(
+        "--weights",
+        choices=["float32", "int8", "int4"],
+        default="int8",
+        help="what the linear layers' weights are kept in; with fewer bits than float32 the text "
+        "is a worse draft of the source's, which the command says",
     )

@@ -114,7 +114,7 @@ def test_closing_ends_the_thread_and_frees_the_model_last(tmp_path: Path) -> Non
     model = LlamaModel.load(tiny_gguf.write_attention_model(tmp_path / "tiny.gguf"))
 
     def threads() -> set[threading.Thread]:
-        return {t for t in threading.enumerate() if t.name.startswith("llama-drafter")}
+        return {t for t in threading.enumerate() if t.name.startswith("drafter")}
 
     async def scenario() -> None:
         before = threads()

@@ -80,6 +80,7 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
         "edge-onnx",
         "endpoint",
         "cloud",
+        "export",
         "grammar",
         "quantize",
         "otel",
