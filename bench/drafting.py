@@ -13,6 +13,10 @@ draft/bare. With --temperature the drafter samples (position-keyed noise, full-v
 confidence) while the bare loop stays greedy and follows the drafter's tokens. With --check a
 ratio above --limit fails. Other processes cost the draft side more than the bare one, since it
 waits twice a token for a thread to be woken: believe a ratio only where "others" is small.
+
+With --onnx a third drafts the same in the same rounds: OnnxDrafter with a directory that
+`draftwire export-onnx` wrote. Its tokens may differ where its weights were rounded otherwise;
+it follows the first drafter's.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from llama_cpp import llama_cpp
 from draftwire.testing.demo import demo_model_path
 from draftwire.types import SamplingParams
 from edge_client.drafters.llama import LlamaDrafter, LlamaModel, default_threads
+from edge_client.drafters.onnx import OnnxDrafter, OnnxModel
 
 PROMPT = [{"role": "user", "content": "Explain at length how a sailing boat moves upwind."}]
 CONTEXT = 4096
@@ -91,7 +96,12 @@ class Others:
 
 
 async def measure(
-    model: LlamaModel, threads: int, tokens: int, block: int, temperature: float
+    model: LlamaModel,
+    threads: int,
+    tokens: int,
+    block: int,
+    temperature: float,
+    onnx: OnnxModel | None = None,
 ) -> dict[str, float | int]:
     """Draft `tokens` tokens in rounds of `block`; medians and their ratio."""
     prompt = model.tokenizer.encode_chat(PROMPT)
@@ -103,7 +113,12 @@ async def measure(
     for prompted in prompt:
         bare.next(prompted)
     length, ratios, others = len(prompt) + 1, [], Others()
-    times: dict[str, list[float]] = {"draft": [], "bare": []}
+    other = OnnxDrafter(onnx, context=CONTEXT) if onnx is not None else None
+    if other is not None:
+        await other.begin(SamplingParams(temperature=temperature, seed=1), prompt)
+        await other.draft(0, prompt)
+    times: dict[str, list[float]] = {"draft": [], "bare": [], "onnx": []}
+    agreed = 0
     while len(times["draft"]) < tokens:
         drafted, cost = [token], {"draft": 0.0, "bare": 0.0}
         for _ in range(block):
@@ -119,11 +134,19 @@ async def measure(
             bare.next(token)
             times["bare"].append(time.perf_counter() - start)
             cost["bare"] += times["bare"][-1]
+        for at, token in enumerate(drafted[:-1] if other else ()):
+            assert other is not None
+            start = time.perf_counter()
+            proposal = await other.draft(length - block + at - 1, [token])
+            times["onnx"].append(time.perf_counter() - start)
+            agreed += proposal is not None and proposal.token == drafted[at + 1]
         token = drafted[-1]
         ratios.append(cost["draft"] / cost["bare"])
     others_percent = others.percent()
     await drafter.close()
     bare.close()
+    if other is not None:
+        await other.close()
     draft_ms, bare_ms = (1e3 * statistics.median(times[name]) for name in ("draft", "bare"))
     return {
         "threads": threads,
@@ -132,8 +155,16 @@ async def measure(
         "draft_ms": round(draft_ms, 3),
         "bare_ms": round(bare_ms, 3),
         "ratio": round(statistics.median(ratios), 4),
+        **_onnx_figures(times["onnx"], agreed),
         "others_percent": others_percent,
     }
+
+
+def _onnx_figures(times: list[float], agreed: int) -> dict[str, float | int]:
+    if not times:
+        return {}
+    share = round(agreed / len(times), 4)
+    return {"onnx_ms": round(1e3 * statistics.median(times), 3), "onnx_agrees": share}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help=".gguf file (default: the demo model)")
+    parser.add_argument("--onnx", type=Path, metavar="DIR", help="the same model in ONNX")
     parser.add_argument("--threads", type=int, help="threads of either loop (default: up to 4)")
     parser.add_argument("--tokens", type=int, default=320, help="tokens to draft (320)")
     parser.add_argument("--block", type=int, default=8, help="tokens of a round (8)")
@@ -160,7 +192,8 @@ def main(argv: list[str] | None = None) -> int:
         _parser().error(f"need 1 ≤ block ≤ tokens ≤ {CONTEXT - 200}")
     model = LlamaModel.load(args.model or demo_model_path())
     threads = args.threads or default_threads()
-    result = asyncio.run(measure(model, threads, args.tokens, args.block, args.temperature))
+    onnx = OnnxModel.load(args.onnx, threads=threads) if args.onnx else None
+    result = asyncio.run(measure(model, threads, args.tokens, args.block, args.temperature, onnx))
     model.close()
     print(
         f"{model.name}, {result['threads']} threads, {result['tokens']} tokens at temperature "
@@ -168,6 +201,11 @@ def main(argv: list[str] | None = None) -> int:
         f"  draft {result['draft_ms']:.2f} ms a token, bare {result['bare_ms']:.2f} ms, "
         f"ratio {result['ratio']:.3f} (others {result['others_percent']:g} % of the machine)"
     )
+    if onnx is not None:
+        print(
+            f"  ONNX Runtime ({onnx.path.parent.name}) {result['onnx_ms']:.2f} ms a token; "
+            f"{100 * result['onnx_agrees']:.1f} % of its tokens are llama.cpp's"
+        )
     if args.json:
         report = {"model": model.name, "machine": platform.machine(), "limit": args.limit} | result
         args.json.write_text(json.dumps(report, indent=2) + "\n")

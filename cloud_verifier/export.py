@@ -19,7 +19,7 @@ from cloud_verifier.gguf_conversion import cache_directory, without_progress_bar
 from cloud_verifier.loading import load_tokenizer
 from cloud_verifier.model_source import locate
 from cloud_verifier.onnx_check import Agreement, compare
-from cloud_verifier.onnx_graph import write_graph
+from cloud_verifier.onnx_graph import WEIGHTS, write_graph
 from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed
@@ -100,7 +100,7 @@ def _write(source: Path, directory: Path, name: str, weights: str, report: Repor
         raise ModelLoadFailed(f"the ONNX model of {name} does not write what its source does")
     if weights in _BITS:
         with step(report, f"reducing its weights to {weights}"):
-            reduce_weights(plain, _BITS[weights])
+            reduce_weights(plain, weights)
         with step(report, "comparing again"):
             agreement = compare(plain, model, tokenizer, count=CHECKED_TOKENS)
         report(f"{weights}: {_words(agreement)}")
@@ -111,8 +111,8 @@ def _write(source: Path, directory: Path, name: str, weights: str, report: Repor
     report(f"{megabytes(sum(one.stat().st_size for one in directory.iterdir()))} in all")
 
 
-def reduce_weights(path: Path, bits: int) -> None:
-    """Keep the weights of a model's linear layers in 8 or 4 bits, a scale for each 32 of them."""
+def reduce_weights(path: Path, weights: str) -> None:
+    """Keep a model's linear layers in int8 or int4, with a scale for each 32 weights."""
     import onnx
     from onnxruntime.quantization import matmul_nbits_quantizer as quantizer
 
@@ -122,10 +122,13 @@ def reduce_weights(path: Path, bits: int) -> None:
         block_size=_BLOCK,
         is_symmetric=True,
         accuracy_level=4,  # products of 8 bits: the activations are rounded, too
-        bits=bits,
+        bits=_BITS[weights],
     )
     reduced: Any = quantizer.MatMulNBitsQuantizer(model, algo_config=settings)
     reduced.process()
+    for entry in reduced.model.model.metadata_props:
+        if entry.key == WEIGHTS:
+            entry.value = weights
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     reduced.model.save_model_to_file(str(path), use_external_data_format=True)

@@ -24,6 +24,9 @@ IMPLEMENTATION = "draftwire_onnx"
 CACHE = "draftwire.cache"
 """Metadata key that says how the graph treats its cache; read by `edge_client.drafters.onnx`."""
 
+WEIGHTS = "draftwire.weights"
+"""Metadata key that says what the linear layers' weights are kept in."""
+
 _OPSET = 20
 
 
@@ -79,7 +82,9 @@ def write_graph(model: PreTrainedModel, path: Path, *, name: str) -> None:
     finally:
         model.set_attn_implementation(before)
     assert program is not None  # noqa: S101 (no file name was given)
-    program.model.metadata_props.update({CACHE: "in place", "draftwire.name": name})
+    program.model.metadata_props.update(
+        {CACHE: "in place", WEIGHTS: "float32", "draftwire.name": name}
+    )
     program.save(path, external_data=True)
 
 

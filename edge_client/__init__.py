@@ -2,7 +2,7 @@
 
 from edge_client import EdgeClient
 
-with EdgeClient.from_gguf("127.0.0.1:7433", "draft.gguf") as client:
+with EdgeClient.from_model("127.0.0.1:7433", "draft.gguf") as client:
     with client.generate("Once upon a time") as stream:
         for delta in stream:
             print(delta.text, end="", flush=True)

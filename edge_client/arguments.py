@@ -12,6 +12,7 @@ from draftwire.commands import HelpFormatter, add_credentials, add_export, not_n
 from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
+from edge_client.commands.models import add_models
 from edge_client.options import settings
 
 _EPILOG = """\
@@ -83,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_grammar(chat)
     _add_controller(chat)
     _add_trace(commands)
+    add_models(commands)
     add_export(commands)
     return parser
 

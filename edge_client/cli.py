@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "generate": _generate,
         "chat": _chat,
         "trace": _trace,
+        "models": _models,
         "export-onnx": _export,
     }
     handler = logging.StreamHandler()
@@ -113,6 +114,12 @@ def _trace(arguments: argparse.Namespace) -> int:
     if arguments.png:
         plot(rounds, arguments.png)
     return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from edge_client.commands.models import run
+
+    return run(arguments)
 
 
 def _export(arguments: argparse.Namespace) -> int:

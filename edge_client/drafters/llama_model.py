@@ -72,6 +72,13 @@ class LlamaModel:
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     @property
+    def description(self) -> str:
+        """Family, size and quantization, in llama.cpp's words."""
+        buffer = ctypes.create_string_buffer(256)
+        self._llama.llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
     def pointer(self) -> Any:
         """llama.cpp's model. Raises `InternalError` once its memory is freed."""
         if self._pointer is None:

@@ -148,7 +148,8 @@ def test_limits_and_misuse_are_errors_and_harm_nothing(model: OnnxModel) -> None
             with pytest.raises(InvalidRequest):
                 await drafter.draft(keep, tokens)
         again = await drafter.draft(2, [])
-        assert first is not None and again is not None
+        assert first is not None
+        assert again is not None
         assert same(again, first)
         await drafter.close()
         await drafter.close()

