@@ -14,6 +14,7 @@ from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
 from edge_client.commands.models import add_models
 from edge_client.options import settings
+from edge_client.profiles import PROFILES
 
 _EPILOG = """\
 examples:
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_grammar(chat)
     _add_controller(chat)
     _add_trace(commands)
+    _add_doctor(commands)
     add_models(commands)
     add_export(commands)
     return parser
@@ -104,8 +106,36 @@ def _add_trace(commands: Any) -> None:
     trace.add_argument("--width", type=positive, default=72, metavar="N", help="columns of time")
 
 
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="measure this device and its verifier, and say what to expect",
+        description="Measure how fast this device drafts, by threads, and through a short real "
+        "run the round trip, the verifier's passes and how often drafts hold; then say which mode "
+        "is best, how much faster it should be, and up to which round trip. Exit status 1 if the "
+        "draft model does not fit the verifier's target.",
+        formatter_class=HelpFormatter,
+    )
+    doctor.add_argument(
+        "--profile",
+        choices=sorted(PROFILES),
+        help="keep to the limits of such a device: threads, memory, context, watts",
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_connection(doctor, verifier="")
+    add_credentials(doctor)
+    _add_objective(doctor.add_argument_group("controller"))
+
+
 def _add_controller(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("controller")
+    _add_objective(group)
+    group.add_argument(
+        "--trace", metavar="FILE", help="add a line a round that shows why it chose as it did"
+    )
+
+
+def _add_objective(group: Any) -> None:
     group.add_argument(
         "--objective",
         choices=[one.value for one in Objective],
@@ -119,9 +149,6 @@ def _add_controller(parser: argparse.ArgumentParser) -> None:
         metavar="DRAFTING,WAITING",
         help="what the device draws while it drafts and all along, for --objective energy "
         f"(default: {Watts().drafting:g},{Watts().waiting:g})",
-    )
-    group.add_argument(
-        "--trace", metavar="FILE", help="add a line a round that shows why it chose as it did"
     )
 
 
@@ -213,11 +240,11 @@ def add_model(group: Any) -> None:
     )
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
+def _add_connection(parser: argparse.ArgumentParser, verifier: str = DEFAULT_ADDRESS) -> None:
     group = parser.add_argument_group("models")
     group.add_argument(
         "--verifier",
-        default=DEFAULT_ADDRESS,
+        default=verifier,
         metavar="HOST:PORT[,…]",
         help="where the verifier is; several: the next when one fails",
     )

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "generate": _generate,
         "chat": _chat,
         "trace": _trace,
+        "doctor": _doctor,
         "models": _models,
         "export-onnx": _export,
     }
@@ -114,6 +115,12 @@ def _trace(arguments: argparse.Namespace) -> int:
     if arguments.png:
         plot(rounds, arguments.png)
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from edge_client.commands.doctor import run
+
+    return run(arguments)
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,139 @@
+"""Measures a device and its verifier: draft speed by threads, times by a short real run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from draftwire.errors import InternalError, InvalidRequest
+from draftwire.types import SamplingParams, StopRules, Tokens
+from edge_client.draft_model import drafter_of, load_model
+from edge_client.drafter import Drafter, Tokenizer
+from edge_client.estimates import Measured
+from edge_client.plan import Plan, Round, View
+from edge_client.session import Session
+
+PROMPTS = (
+    "Explain in a few paragraphs how a sailing boat moves upwind.",
+    "Write a short letter to a friend about a walk in the mountains.",
+    "Why do leaves change their colour in autumn? Explain it step by step.",
+)
+
+_DRAFTED, _WARM = 24, 4  # tokens timed, and those before
+
+_RUNS = (
+    (Plan.cloud_alone(), 24),
+    (Plan.waiting(4), 40),
+    (Plan.flowing(24, 2, 32), 64),
+)
+"""Plans of the short run, and tokens of each: passes of one row, of five, and of all sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpeed:
+    """Seconds a drafted token takes on so many threads, and a token of a prompt."""
+
+    threads: int
+    token_s: float
+    prompt_token_s: float
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a short run taught: the controller's estimates, and when a text's first token came."""
+
+    measured: Measured = field(default_factory=Measured)
+    start_s: float = 0.0
+    prompt_tokens: int = 0
+
+
+async def draft_speed(
+    path: str | Path, threads: int, *, context: int, providers: Sequence[str] = ()
+) -> DraftSpeed:
+    """Time a draft model on so many threads, on a context of its own. Raises as loading does."""
+    model = load_model(path, threads=threads, providers=providers)
+    drafter = drafter_of(model, threads=threads, context=context)
+    try:
+        prompt = encode(model.tokenizer, PROMPTS[0])
+        await drafter.begin(SamplingParams(), prompt)
+        started = time.perf_counter()
+        await drafter.draft(0, prompt)
+        prompt_s = time.perf_counter() - started
+        times: list[float] = []
+        length = len(prompt) + 1
+        while len(times) < _WARM + _DRAFTED:
+            started = time.perf_counter()
+            if await drafter.draft(length, []) is None:
+                raise InternalError("a draft model without a grammar proposed nothing")
+            times.append(time.perf_counter() - started)
+            length += 1
+    finally:
+        model.close()
+        await drafter.close()
+    token_s = median(times[_WARM:])
+    each = max(0.0, prompt_s - token_s) / max(1, len(prompt) - 1)
+    return DraftSpeed(threads=threads, token_s=token_s, prompt_token_s=each)
+
+
+async def survey(
+    open_session: Callable[[Drafter | None], Session],
+    drafter: Drafter,
+    prompts: Sequence[Tokens],
+    report: Callable[[str], None] = lambda _: None,
+) -> Survey:
+    """Generate by each of three plans, which shows the times that a controller goes by.
+
+    `open_session` makes a session with a drafter or without; there is a prompt for each plan.
+    Raises the verifier's errors.
+    """
+    result = Survey()
+    for (plan, count), prompt in zip(_RUNS, prompts, strict=True):
+        report(f"{plan.mode}: {count} tokens")
+        session = open_session(drafter if plan.chunk else None)
+        generation = session.generate(
+            prompt,
+            _Script(plan, result.measured),
+            stop=StopRules(max_tokens=count, ignore_eos=True),
+        )
+        started, first = session.clock(), 0.0
+        async for commits in generation.run():
+            if commits and not first:
+                first = session.clock() - started
+        if not plan.chunk:
+            result.start_s, result.prompt_tokens = first, len(prompt)
+    return result
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A question in the chat template, or as it is where there is none."""
+    try:
+        return tokenizer.encode_chat([{"role": "user", "content": text}])
+    except InvalidRequest:
+        return tokenizer.encode(text)
+
+
+class _Script:
+    """A controller that keeps to one plan and learns what any would."""
+
+    def __init__(self, plan: Plan, measured: Measured) -> None:
+        self._plan = plan
+        self._measured = measured
+
+    def plan(self, view: View) -> Plan:
+        """The plan; but a drafter that has the prompt to read does so beside the cloud's stream."""
+        if self._plan.chunk and view.behind > 1 and not view.sent:
+            return Plan.shadow(1)
+        return self._plan
+
+    def drafted(self, seconds: float, fed: int) -> None:
+        self._measured.drafted(seconds, fed)
+
+    def judged(self, outcome: Round) -> None:
+        self._measured.learn(outcome)
+
+    def explain(self) -> Mapping[str, Any]:
+        return {}
