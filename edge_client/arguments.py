@@ -112,8 +112,7 @@ def _add_doctor(commands: Any) -> None:
         help="measure this device and its verifier, and say what to expect",
         description="Measure how fast this device drafts, by threads, and through a short real "
         "run the round trip, the verifier's passes and how often drafts hold; then say which mode "
-        "is best, how much faster it should be, and up to which round trip. Exit status 1 if the "
-        "draft model does not fit the verifier's target.",
+        "is best, how much faster it should be, and up to which round trip.",
         formatter_class=HelpFormatter,
     )
     doctor.add_argument(
