@@ -19,6 +19,7 @@ examples:
   draftwire demo --rtt 60
   draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433 --api-key-file key
   draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
+  draftwire endpoint --verifier gpu.example.net:7433 --api-key-file key
 
 Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
 no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
@@ -82,8 +83,50 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sampling(chat)
     _add_grammar(chat)
     _add_controller(chat)
+    _add_endpoint(commands)
     _add_trace(commands)
     return parser
+
+
+def _add_endpoint(commands: Any) -> None:
+    endpoint = commands.add_parser(
+        "endpoint",
+        help="serve OpenAI's API on this device",
+        description="Serve OpenAI's HTTP API on this device, for apps that know it: "
+        "/v1/chat/completions, /v1/completions, /v1/models and /healthz; with a browser, a page to "
+        "chat on and to watch. Needs the endpoint extra.",
+        formatter_class=HelpFormatter,
+    )
+    group = endpoint.add_argument_group("serving")
+    group.add_argument(
+        "--listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where to; port 0: a free one",
+    )
+    group.add_argument(
+        "--expose",
+        action="store_true",
+        help="allow an address that others can reach; there are no keys and no TLS",
+    )
+    group.add_argument("--name", help="the model's name for apps (default: the verifier's own)")
+    group.add_argument(
+        "--drafters",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="draft for so many requests at once; others wait in turn",
+    )
+    group.add_argument(
+        "--max-requests",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="refuse more than so many requests at once, those that wait included",
+    )
+    _add_connection(endpoint)
+    add_credentials(endpoint)
+    _add_controller(endpoint)
 
 
 def _add_trace(commands: Any) -> None:

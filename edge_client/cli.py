@@ -1,18 +1,20 @@
-"""`draftwire`: generate and chat with a draft model here and a verifier elsewhere."""
+"""`draftwire`: generate, chat and serve with a draft model here and a verifier elsewhere."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from draftwire.commands import credentials
-from draftwire.errors import DraftwireError, Unavailable
+from draftwire.errors import DraftwireError, MissingDependency, Unavailable
 from edge_client.arguments import build_parser, controller_options, sampling_options
 
 if TYPE_CHECKING:
@@ -22,7 +24,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    commands = {"demo": _demo, "generate": _generate, "chat": _chat, "trace": _trace}
+    commands = {
+        "demo": _demo,
+        "generate": _generate,
+        "chat": _chat,
+        "endpoint": _endpoint,
+        "trace": _trace,
+    }
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("draftwire: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -98,6 +106,37 @@ def _chat(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _endpoint(arguments: argparse.Namespace) -> int:
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise MissingDependency(
+            f"the endpoint needs {' and '.join(missing)}",
+            remedy="pip install 'draftwire[endpoint]'",
+        )
+    from edge_client.client import AsyncEdgeClient
+    from edge_client.endpoint.server import bind, serve
+
+    def ready(url: str, model: str) -> None:
+        if not model:
+            print(f"draftwire: no verifier at {arguments.verifier} yet", file=sys.stderr)
+        print(f"serving {model or 'no model yet'} on {url}/v1, with a page at {url}/", flush=True)
+
+    with bind(arguments.listen, expose=arguments.expose) as listening:
+        client = AsyncEdgeClient.from_gguf(
+            drafters=arguments.drafters, **_client_options(arguments)
+        )
+        asyncio.run(
+            serve(
+                client,
+                listening,
+                name=arguments.name,
+                max_requests=arguments.max_requests,
+                expose=arguments.expose,
+                ready=ready,
+            )
+        )
+    return 0
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     from edge_client.trace import read_trace
     from edge_client.trace_chart import chart, plot
@@ -120,19 +159,23 @@ def _ask() -> str | None:
 
 
 def _client(arguments: argparse.Namespace) -> EdgeClient:
-    from draftwire.testing.demo import demo_model_path
     from edge_client.sync import EdgeClient
 
-    known = credentials(arguments)
-    model = arguments.model or demo_model_path()
-    return EdgeClient.from_gguf(
-        arguments.verifier,
-        model,
-        threads=arguments.threads,
-        context=arguments.context,
-        credentials=known,
+    return EdgeClient.from_gguf(**_client_options(arguments))
+
+
+def _client_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `EdgeClient.from_gguf` that the command line gives."""
+    from draftwire.testing.demo import demo_model_path
+
+    return {
+        "verifier": arguments.verifier,
+        "credentials": credentials(arguments),
+        "model": arguments.model or demo_model_path(),
+        "threads": arguments.threads,
+        "context": arguments.context,
         **controller_options(arguments),
-    )
+    }
 
 
 def _print(stream: Stream) -> None:

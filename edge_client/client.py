@@ -250,10 +250,13 @@ class AsyncEdgeClient:
         *,
         threads: int | None = None,
         context: int = 4096,
+        drafters: int = 1,
         **options: Any,
     ) -> Self:
         """Draft with a GGUF model in llama.cpp, on `threads` threads (default: one
         for each core, up to four). Further options are those of the class.
+
+        So many `drafters` share the model's weights, each with a context and threads of its own.
 
         Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the `edge`
         extra.
@@ -263,14 +266,17 @@ class AsyncEdgeClient:
 
         loaded = LlamaModel.load(model)
         try:
-            drafter = LlamaDrafter(loaded, threads=threads, context=context)
+            made = [LlamaDrafter(loaded, threads=threads, context=context) for _ in range(drafters)]
         finally:
-            loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
-        return cls(verifier, loaded.tokenizer, [drafter], **options)
+            loaded.close()  # the drafters hold it from here on, for themselves and the tokenizer
+        return cls(verifier, loaded.tokenizer, made, **options)
 
-    async def card(self) -> ModelCard:
-        """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
-        if self._card is None:
+    async def card(self, *, again: bool = False) -> ModelCard:
+        """What the verifier serves; asked once, or `again`.
+
+        Raises `LinkLost` if it can't be reached.
+        """
+        if self._card is None or again:
             self._card = await self._transport.describe()
         return self._card
 

@@ -199,9 +199,12 @@ class EdgeClient:
         client._inner = AsyncEdgeClient.from_gguf(verifier, model, **options)
         return client
 
-    def card(self) -> ModelCard:
-        """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
-        return _Loop.run(self._inner.card())
+    def card(self, *, again: bool = False) -> ModelCard:
+        """What the verifier serves; asked once, or `again`.
+
+        Raises `LinkLost` if it can't be reached.
+        """
+        return _Loop.run(self._inner.card(again=again))
 
     def generate(self, prompt: str | Sequence[int] | None = None, **options: Any) -> Stream:
         """Generate after a prompt; options are those of `AsyncEdgeClient.generate`."""
