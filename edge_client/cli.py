@@ -120,13 +120,14 @@ def _endpoint(arguments: argparse.Namespace) -> int:
             print(f"draftwire: no verifier at {arguments.verifier} yet", file=sys.stderr)
         print(f"serving {model or 'no model yet'} on {url}/v1, with a page at {url}/", flush=True)
 
+    def make_client() -> AsyncEdgeClient:
+        options = _client_options(arguments)
+        return AsyncEdgeClient.from_gguf(drafters=arguments.drafters, **options)
+
     with bind(arguments.listen, expose=arguments.expose) as listening:
-        client = AsyncEdgeClient.from_gguf(
-            drafters=arguments.drafters, **_client_options(arguments)
-        )
         asyncio.run(
             serve(
-                client,
+                make_client,
                 listening,
                 name=arguments.name,
                 max_requests=arguments.max_requests,

@@ -110,7 +110,7 @@ def endpoint(client: AsyncEdgeClient, **options: Any) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        server.stop()
         stopped.result(30)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -38,7 +41,20 @@ def bind(address: str, *, expose: bool = False) -> socket.socket:
         ) from error
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    def stop(self) -> None:
+        """End `serve` when the requests under way have ended, or their time is up."""
+        self.should_exit = True
+
+
+def server_of(app: ASGIApp) -> Server:
     """A server of the application, for its `serve`."""
     config = uvicorn.Config(
         app,
@@ -48,11 +64,11 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 async def serve(
-    client: AsyncEdgeClient,
+    make_client: Callable[[], AsyncEdgeClient],
     listening: socket.socket,
     *,
     name: str | None = None,
@@ -65,13 +81,16 @@ async def serve(
     The name is empty while the verifier can't be reached: requests are refused until it can.
     """
     host, port = listening.getsockname()[:2]
-    async with client:
+    async with make_client() as client:
         try:
             card = await client.card()
             served = name or card.target.model
         except Unavailable:
             served = ""
         hosts = () if expose else ("localhost", "127.0.0.1", "::1", host)
-        app = build_app(Endpoint(client, name=name, max_requests=max_requests), hosts)
+        endpoint = Endpoint(client, name=name, max_requests=max_requests)
+        server = server_of(build_app(endpoint, hosts))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", served)
-        await server_of(app).serve(sockets=[listening])
+        await server.serve(sockets=[listening])
