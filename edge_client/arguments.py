@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, add_credentials, not_negative, positive
+from draftwire.commands import (
+    HelpFormatter,
+    add_credentials,
+    credentials,
+    not_negative,
+    positive,
+    seconds,
+)
 from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
@@ -65,11 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --json: each token's log-probability, and those of the N likeliest",
     )
-    _add_connection(generate)
-    add_credentials(generate)
-    _add_sampling(generate)
-    _add_grammar(generate)
-    _add_controller(generate)
+    add_client_options(generate)
     chat = commands.add_parser(
         "chat",
         help="talk, turn by turn",
@@ -78,11 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     chat.add_argument("--system", metavar="TEXT", help="system message")
-    _add_connection(chat)
-    add_credentials(chat)
-    _add_sampling(chat)
-    _add_grammar(chat)
-    _add_controller(chat)
+    add_client_options(chat)
     _add_endpoint(commands)
     _add_trace(commands)
     return parser
@@ -176,6 +175,29 @@ def _watts(text: str) -> Watts:
 def controller_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `EdgeClient` that say how its controller should choose."""
     return {name: getattr(arguments, name) for name in ("objective", "watts", "trace")}
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that generates: those that make its client, and those of texts."""
+    _add_connection(parser)
+    add_credentials(parser)
+    _add_sampling(parser)
+    _add_grammar(parser)
+    _add_controller(parser)
+
+
+def client_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `EdgeClient.from_gguf` that were given."""
+    from draftwire.testing.demo import demo_model_path
+
+    return {
+        "verifier": arguments.verifier,
+        "credentials": credentials(arguments),
+        "model": arguments.model or demo_model_path(),
+        "threads": arguments.threads,
+        "context": arguments.context,
+        **controller_options(arguments),
+    }
 
 
 def _add_demo(commands: Any) -> None:
@@ -314,6 +336,13 @@ def _add_sampling(
         "--prompt-lookup",
         action="store_true",
         help="draft what followed the same tokens earlier in the text, where it repeats itself",
+    )
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        dest="timeout_s",
+        metavar="S",
+        help="give up on an answer that has not ended by then",
     )
     group.add_argument(
         "--num-draft-tokens",

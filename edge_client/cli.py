@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from draftwire.commands import credentials
 from draftwire.errors import DraftwireError, MissingDependency, Unavailable
-from edge_client.arguments import build_parser, controller_options, sampling_options
+from edge_client.arguments import build_parser, client_options, sampling_options
 
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient, Stream
@@ -121,7 +120,7 @@ def _endpoint(arguments: argparse.Namespace) -> int:
         print(f"serving {model or 'no model yet'} on {url}/v1, with a page at {url}/", flush=True)
 
     def make_client() -> AsyncEdgeClient:
-        options = _client_options(arguments)
+        options = client_options(arguments)
         return AsyncEdgeClient.from_gguf(drafters=arguments.drafters, **options)
 
     with bind(arguments.listen, expose=arguments.expose) as listening:
@@ -162,21 +161,7 @@ def _ask() -> str | None:
 def _client(arguments: argparse.Namespace) -> EdgeClient:
     from edge_client.sync import EdgeClient
 
-    return EdgeClient.from_gguf(**_client_options(arguments))
-
-
-def _client_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `EdgeClient.from_gguf` that the command line gives."""
-    from draftwire.testing.demo import demo_model_path
-
-    return {
-        "verifier": arguments.verifier,
-        "credentials": credentials(arguments),
-        "model": arguments.model or demo_model_path(),
-        "threads": arguments.threads,
-        "context": arguments.context,
-        **controller_options(arguments),
-    }
+    return EdgeClient.from_gguf(**client_options(arguments))
 
 
 def _print(stream: Stream) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
-from draftwire.errors import InvalidRequest
+from draftwire.errors import DeadlineExceeded, InvalidRequest
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
 from draftwire.noise import derive_seed
 from draftwire.types import FinishReason, ModelCard, check_tokens
@@ -107,14 +107,28 @@ class AsyncStream:
         return self._summary
 
     async def _run(self) -> AsyncGenerator[Delta]:
-        turn = self._turn or Turn()
-        await turn.come()
+        turn, late = self._turn or Turn(), asyncio.Event()
+
+        def end() -> None:
+            late.set()
+            self.cancel()
+
+        after_s = self._settings.timeout_s
+        timer = after_s and asyncio.get_running_loop().call_later(after_s, end)
         try:
+            await turn.come()
             async with contextlib.aclosing(self._generate(turn)) as deltas:
                 async for delta in deltas:
                     yield delta
+            if late.is_set() and self.summary.finish_reason is FinishReason.CANCELLED:
+                raise DeadlineExceeded(
+                    f"the generation had not ended after {after_s} s",
+                    remedy="allow it more time, or ask for fewer max_tokens",
+                )
         finally:
             turn.pass_on()
+            if timer:
+                timer.cancel()
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
@@ -241,6 +255,21 @@ class AsyncEdgeClient:
         # What one generation measured serves the next.
         self._adaptive = AdaptiveController(as_objective(objective), watts=watts)
         self._trace = None if trace is None else TraceFile(trace)
+        self._defaults: Options = {}
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """A client as a TOML file describes it (`edge_client.config`).
+
+        Raises `InvalidRequest` for a file that can't be read and a key that is none, and what
+        `from_gguf` raises.
+        """
+        from edge_client.config import read_config
+
+        config = read_config(path)
+        client = cls.from_gguf(**config.client)
+        client._defaults = config.generation
+        return client
 
     @classmethod
     def from_gguf(
@@ -295,11 +324,12 @@ class AsyncEdgeClient:
         its conversation. `done` is called with the summary at the end. Raises `InvalidRequest`
         for values out of range; the stream raises what happens on the way.
         """
+        asked = settings(**self._defaults | options)
 
         async def known() -> Session:
             return session or await self.session()
 
-        return self._stream(known, self._prompt(prompt, messages), settings(**options), done)
+        return self._stream(known, self._prompt(prompt, messages), asked, done)
 
     def samples(
         self,
@@ -317,7 +347,8 @@ class AsyncEdgeClient:
         """
         if n < 1:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
-        tokens, asked, turn = self._prompt(prompt, messages), settings(**options), Turn()
+        asked, turn = settings(**self._defaults | options), Turn()
+        tokens = self._prompt(prompt, messages)
         seed = asked.sampling.seed
         each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
         return [
@@ -359,9 +390,9 @@ class AsyncEdgeClient:
             retry=self._retry,
         )
 
-    def chat(self, system: str | None = None) -> AsyncChat:
-        """A conversation of messages: each turn sends only what is new."""
-        return AsyncChat(self, system)
+    def chat(self, system: str | None = None, *, messages: Messages = ()) -> AsyncChat:
+        """A conversation that goes on from `messages`: each turn sends only what is new."""
+        return AsyncChat(self, system, messages)
 
     @contextlib.asynccontextmanager
     async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:
@@ -445,10 +476,13 @@ class AsyncEdgeClient:
 class AsyncChat:
     """A conversation in the model's chat template; `messages` is all of it so far."""
 
-    def __init__(self, client: AsyncEdgeClient, system: str | None = None) -> None:
+    def __init__(
+        self, client: AsyncEdgeClient, system: str | None = None, messages: Messages = ()
+    ) -> None:
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
+        self.messages += [dict(message) for message in messages]
         self._client = client
         self._session: Session | None = None
 

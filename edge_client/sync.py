@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from draftwire.credentials import Credentials
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
-from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
+from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream, Messages
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
@@ -193,6 +193,13 @@ class EdgeClient:
         )
 
     @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """A client as a TOML file describes it: see `AsyncEdgeClient.from_config`."""
+        client = cls.__new__(cls)
+        client._inner = AsyncEdgeClient.from_config(path)
+        return client
+
+    @classmethod
     def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
         """Draft with a GGUF model; options are those of `AsyncEdgeClient.from_gguf`."""
         client = cls.__new__(cls)
@@ -224,9 +231,9 @@ class EdgeClient:
 
         return [Stream(inner) for inner in _Loop.run(start())]
 
-    def chat(self, system: str | None = None) -> Chat:
-        """A conversation of messages: each turn sends only what is new."""
-        return Chat(self._inner.chat(system))
+    def chat(self, system: str | None = None, *, messages: Messages = ()) -> Chat:
+        """A conversation that goes on from `messages`: each turn sends only what is new."""
+        return Chat(self._inner.chat(system, messages=messages))
 
     def close(self) -> None:
         """Close the connection and the drafters."""

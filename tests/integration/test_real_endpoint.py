@@ -1,4 +1,4 @@
-"""`draftwire endpoint` on the demo pair: the official client gets the target's own text."""
+"""`draftwire endpoint` and configured clients on the demo pair: the text is the target's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
+from both_clients import Driven
 from openai import OpenAI
 
 from bench._reference import Reference
 from draftwire.testing.demo import demo_model_path
 from draftwire.types import SamplingParams
+from edge_client import AsyncEdgeClient, EdgeClient
 from edge_client.drafters.llama_model import LlamaModel
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
@@ -88,3 +91,23 @@ def test_a_schema_is_kept_to_and_parsed_by_the_client(openai: OpenAI) -> None:
     said = json.loads(answer.choices[0].message.content or "")
     assert set(said) == {"colour", "warm"}
     assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_file_describes_a_client_and_its_texts(
+    verifier: str, model: LlamaModel, tmp_path: Path, asynchronous: bool
+) -> None:
+    path = tmp_path / "draftwire.toml"
+    path.write_text(f'verifier = "{verifier}"\nthreads = 1\nmax-tokens = 8\n')
+    said = Reference(str(demo_model_path())).text(
+        model.tokenizer.encode_chat(ASK), SamplingParams(), 12, ends=True
+    )
+    made: Any = EdgeClient.from_config(path)
+    if asynchronous:
+        made = Driven(AsyncEdgeClient.from_config(path))
+    with made as client:
+        for options, count in (({}, 8), ({"max_tokens": 12}, 12)):
+            with client.generate(messages=ASK, **options) as stream:
+                stream.read()
+            told = list(stream.summary.token_ids)
+            assert told == [best.first for best in said[:count]]
