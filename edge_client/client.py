@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
-from draftwire.errors import DeadlineExceeded, InvalidRequest
+from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
 from draftwire.noise import derive_seed
 from draftwire.types import FinishReason, ModelCard, check_tokens
@@ -32,7 +32,7 @@ from edge_client.results import Delta, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.text import pieces_of
-from edge_client.trace import TraceFile
+from edge_client.trace import TracedController, TraceFile
 from edge_client.transport import Transport
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
@@ -105,6 +105,11 @@ class AsyncStream:
         if self._summary is None:
             raise InvalidRequest("the generation has not ended", remedy="read the stream first")
         return self._summary
+
+    @property
+    def lost(self) -> DraftwireError | None:
+        """What the connection broke by, while it is made again and the text stands still."""
+        return None if self._generation is None else self._generation.lost
 
     async def _run(self) -> AsyncGenerator[Delta]:
         turn, late = self._turn or Turn(), asyncio.Event()
@@ -316,20 +321,22 @@ class AsyncEdgeClient:
         messages: Messages | None = None,
         session: Session | None = None,
         done: Callable[[Summary], None] | None = None,
+        rounds: Callable[[str], object] | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
         """Generate after `prompt` (text or token ids) or after `messages` in the chat template.
 
         The options are those of `edge_client.options`. With a `session` the generation continues
-        its conversation. `done` is called with the summary at the end. Raises `InvalidRequest`
-        for values out of range; the stream raises what happens on the way.
+        its conversation. `done` is called with the summary at the end, `rounds` with a line for
+        each round, as a trace file has it (`edge_client.trace`). Raises `InvalidRequest` for
+        values out of range; the stream raises what happens on the way.
         """
         asked = settings(**self._defaults | options)
 
         async def known() -> Session:
             return session or await self.session()
 
-        return self._stream(known, self._prompt(prompt, messages), asked, done)
+        return self._stream(known, self._prompt(prompt, messages), asked, done, rounds=rounds)
 
     def samples(
         self,
@@ -376,8 +383,11 @@ class AsyncEdgeClient:
         settings: Settings,
         done: Callable[[Summary], None] | None = None,
         turn: Turn | None = None,
+        rounds: Callable[[str], object] | None = None,
     ) -> AsyncStream:
         controller = self._controller(settings.num_draft_tokens)
+        if rounds is not None:
+            controller = TracedController(controller, rounds)
         return AsyncStream(self, session, prompt, controller, settings, done, turn)
 
     async def session(self) -> Session:

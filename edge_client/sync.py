@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from draftwire.credentials import Credentials
+from draftwire.errors import DraftwireError
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream, Messages
@@ -143,6 +144,11 @@ class Stream:
     def read(self) -> str:
         """The whole text, when it is there."""
         return "".join(delta.text for delta in self)
+
+    @property
+    def lost(self) -> DraftwireError | None:
+        """What the connection broke by, while it is made again and the text stands still."""
+        return self._inner.lost
 
     @property
     def summary(self) -> Summary:

@@ -15,6 +15,7 @@ from both_clients import GatedTarget, serving
 from openai import OpenAI
 
 from cloud_verifier.server import VerifierServer
+from draftwire.testing.link import LinkEmulator, LinkProfile, ThreadedLink
 from draftwire.testing.table import TableModel, TableTokenizer
 from edge_client.client import AsyncEdgeClient
 from edge_client.drafter import Drafter
@@ -29,6 +30,7 @@ T = TypeVar("T")
 MODEL = TableModel(vocabulary_size=320, eos_rate=0.0)
 TOKENIZER = TableTokenizer(320)
 
+PATIENT = RetryPolicy(first_wait_s=0.05, longest_wait_s=0.1, give_up_after_s=30)
 QUICK = RetryPolicy(first_wait_s=0.01, longest_wait_s=0.02, give_up_after_s=0.1)
 
 
@@ -59,6 +61,7 @@ class World:
     client: AsyncEdgeClient
     verifier: VerifierServer
     threads: ThreadPoolExecutor
+    link: ThreadedLink | None = None
 
     def openai(self, **options: Any) -> OpenAI:
         """The official client, which does not try again."""
@@ -115,10 +118,26 @@ def endpoint(client: AsyncEdgeClient, **options: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def world(drafters: Sequence[Drafter], **options: Any) -> Iterator[World]:
-    """A table verifier and an endpoint that drafts with these; `options` are the endpoint's."""
-    with serving(MODEL) as verifier:
-        client = AsyncEdgeClient(verifier.address, TOKENIZER, drafters, retry=QUICK)
-        with endpoint(client, **options) as url, ThreadPoolExecutor(16) as threads:
-            yield World(url=url, client=client, verifier=verifier, threads=threads)
-        _Loop.run(client.close())
+def world(
+    drafters: Sequence[Drafter],
+    *,
+    profile: LinkProfile | None = None,
+    k: int | None = None,
+    **options: Any,
+) -> Iterator[World]:
+    """A table verifier and an endpoint that drafts with these; `options` are the endpoint's.
+
+    With a `profile` there is a link like that between them; `k` drafts a round are the default.
+    """
+    with contextlib.ExitStack() as stack:
+        verifier = stack.enter_context(serving(MODEL))
+        address, link, retry = verifier.address, None, QUICK
+        if profile is not None:
+            link = stack.enter_context(LinkEmulator.in_thread(address, profile))
+            address, retry = link.address, PATIENT
+        client = AsyncEdgeClient(address, TOKENIZER, drafters, retry=retry)
+        client._defaults = {"num_draft_tokens": k}
+        stack.callback(lambda: _Loop.run(client.close()))
+        url = stack.enter_context(endpoint(client, **options))
+        threads = stack.enter_context(ThreadPoolExecutor(16))
+        yield World(url=url, client=client, verifier=verifier, threads=threads, link=link)

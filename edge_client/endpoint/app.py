@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from functools import partial
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from draftwire.errors import DraftwireError, InternalError, ModelNotFound, RequestError
@@ -27,11 +28,20 @@ from edge_client.endpoint.http import (
     json_body,
     unless_gone,
 )
+from edge_client.endpoint.live import LiveAnswer
 from edge_client.endpoint.requests import Asked, chat_request, completion_request
 from edge_client.endpoint.responses import ChatShape, Envelope, Shape, TextShape
 from edge_client.results import Delta, Token
 
 MAX_REQUESTS = 64
+
+PAGE = Path(__file__).with_name("page.html")
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page needs nothing but itself and the endpoint, and no other page may show it."""
 
 
 class Endpoint:
@@ -61,6 +71,21 @@ class Endpoint:
         shape = TextShape(self._client.tokenizer, logprobs=asked.logprobs)
         return await self._answer(request, asked, shape)
 
+    async def live(self, request: Request) -> Response:
+        """`POST /draftwire/chat`, for the page."""
+        asked = chat_request(await json_body(request))
+
+        async def write(events: Events) -> None:
+            with self._admitted(asked):
+                card = await self._begin(asked)
+                await LiveAnswer(self._client, asked).tell(card, self._name_in(card), events)
+
+        return EventResponse(write)
+
+    async def page(self, request: Request) -> Response:  # noqa: ARG002
+        """`GET /`."""
+        return HTMLResponse(PAGE.read_bytes(), headers={"content-security-policy": _POLICY})
+
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """`GET /v1/models`."""
         card = await self._client.card()
@@ -69,7 +94,8 @@ class Endpoint:
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`."""
         card = await self._client.card()
-        self._check_model(request.path_params["model"], card)
+        if (name := request.path_params["model"]) != self._name_in(card):
+            raise _not_here(name, self._name_in(card))
         return JSONResponse(self._model(card))
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
@@ -94,7 +120,8 @@ class Endpoint:
             tokens.setdefault(index, []).extend(delta.tokens)
 
         with self._admitted(asked):
-            envelope = await self._envelope(asked, shape)
+            card = await self._begin(asked)
+            envelope = Envelope(shape, self._name_in(card), card)
             summaries = await run(streams_of(self._client, asked), keep)
         choices = [
             shape.whole(index, tokens.get(index, []), summary)
@@ -116,7 +143,8 @@ class Endpoint:
                 await events.tell(envelope.chunk(choice, with_usage=asked.include_usage))
 
         with self._admitted(asked):
-            envelope = await self._envelope(asked, shape)
+            card = await self._begin(asked)
+            envelope = Envelope(shape, self._name_in(card), card)
             summaries = await run(streams_of(self._client, asked), tell)
         for index, summary in enumerate(summaries):
             await chunk(shape.closing(index, summary))
@@ -138,17 +166,13 @@ class Endpoint:
         finally:
             self._requests -= 1
 
-    async def _envelope(self, asked: Asked, shape: Shape) -> Envelope:
+    async def _begin(self, asked: Asked) -> ModelCard:
+        """The verifier's card, if it serves what is asked for."""
         card = await self._client.card()
-        self._check_model(asked.model, card)
+        if asked.model != self._name_in(card):
+            raise _not_here(asked.model, self._name_in(card))
         asked.check_tokens(card.vocabulary_size)
-        return Envelope(shape, self._name_in(card), card)
-
-    def _check_model(self, name: str, card: ModelCard) -> None:
-        if name != self._name_in(card):
-            raise ModelNotFound(
-                f"the model {name!r} is not served here", remedy=f"use {self._name_in(card)!r}"
-            )
+        return card
 
     def _name_in(self, card: ModelCard) -> str:
         return self._name or card.target.model
@@ -156,6 +180,10 @@ class Endpoint:
     def _model(self, card: ModelCard) -> dict[str, object]:
         name = self._name_in(card)
         return {"id": name, "object": "model", "created": 0, "owned_by": "draftwire"}
+
+
+def _not_here(name: str, served: str) -> ModelNotFound:
+    return ModelNotFound(f"the model {name!r} is not served here", remedy=f"use {served!r}")
 
 
 def build_app(endpoint: Endpoint, hosts: Collection[str] = ()) -> Starlette:
@@ -167,6 +195,8 @@ def build_app(endpoint: Endpoint, hosts: Collection[str] = ()) -> Starlette:
             Route("/v1/models", endpoint.models),
             Route("/v1/models/{model:path}", endpoint.model),
             Route("/healthz", endpoint.health),
+            Route("/draftwire/chat", endpoint.live, methods=["POST"]),
+            Route("/", endpoint.page),
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
         exception_handlers={
