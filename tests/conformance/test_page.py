@@ -124,7 +124,7 @@ def test_the_cloud_alone_writes_the_same_and_drafts_nothing(page: Page) -> None:
     expect(past(page).locator("th")).to_have_text("cloud alone")
     assert shown(answers(page).text_content() or "") == shown(said(chat_prompt("the cat"), 30))
     assert answers(page).locator(".accepted").count() == 0
-    expect(page.locator("#plan")).to_have_text("cloud-alone")
+    expect(page.locator("#plan")).to_have_text("cloud alone")
 
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
