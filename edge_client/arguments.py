@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import HelpFormatter, add_credentials, add_export, not_negative, positive
+from draftwire.commands import (
+    HelpFormatter,
+    add_credentials,
+    add_export,
+    credentials,
+    not_negative,
+    positive,
+    seconds,
+)
 from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
@@ -21,6 +29,7 @@ examples:
   draftwire demo --rtt 60
   draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433 --api-key-file key
   draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
+  draftwire endpoint --verifier gpu.example.net:7433 --api-key-file key
 
 Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
 no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
@@ -66,11 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --json: each token's log-probability, and those of the N likeliest",
     )
-    _add_connection(generate)
-    add_credentials(generate)
-    _add_sampling(generate)
-    _add_grammar(generate)
-    _add_controller(generate)
+    add_client_options(generate)
     chat = commands.add_parser(
         "chat",
         help="talk, turn by turn",
@@ -79,16 +84,54 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     chat.add_argument("--system", metavar="TEXT", help="system message")
-    _add_connection(chat)
-    add_credentials(chat)
-    _add_sampling(chat)
-    _add_grammar(chat)
-    _add_controller(chat)
+    add_client_options(chat)
+    _add_endpoint(commands)
     _add_trace(commands)
     _add_doctor(commands)
     add_models(commands)
     add_export(commands)
     return parser
+
+
+def _add_endpoint(commands: Any) -> None:
+    endpoint = commands.add_parser(
+        "endpoint",
+        help="serve OpenAI's API on this device",
+        description="Serve OpenAI's HTTP API on this device, for apps that know it: "
+        "/v1/chat/completions, /v1/completions, /v1/models and /healthz; with a browser, a page to "
+        "chat on and to watch. Needs the endpoint extra.",
+        formatter_class=HelpFormatter,
+    )
+    group = endpoint.add_argument_group("serving")
+    group.add_argument(
+        "--listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="where to; port 0: a free one",
+    )
+    group.add_argument(
+        "--expose",
+        action="store_true",
+        help="allow an address that others can reach; there are no keys and no TLS",
+    )
+    group.add_argument("--name", help="the model's name for apps (default: the verifier's own)")
+    group.add_argument(
+        "--drafters",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="draft for so many requests at once; others wait in turn",
+    )
+    group.add_argument(
+        "--max-requests",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="refuse more than so many requests at once, those that wait included",
+    )
+    _add_connection(endpoint)
+    add_credentials(endpoint)
+    _add_controller(endpoint)
 
 
 def _add_trace(commands: Any) -> None:
@@ -162,6 +205,30 @@ def _watts(text: str) -> Watts:
 def controller_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `EdgeClient` that say how its controller should choose."""
     return {name: getattr(arguments, name) for name in ("objective", "watts", "trace")}
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that generates: those that make its client, and those of texts."""
+    _add_connection(parser)
+    add_credentials(parser)
+    _add_sampling(parser)
+    _add_grammar(parser)
+    _add_controller(parser)
+
+
+def client_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `EdgeClient.from_model` that were given."""
+    from draftwire.testing.demo import demo_model_path
+
+    return {
+        "verifier": arguments.verifier,
+        "credentials": credentials(arguments),
+        "model": arguments.model or demo_model_path(),
+        "providers": arguments.providers,
+        "threads": arguments.threads,
+        "context": arguments.context,
+        **controller_options(arguments),
+    }
 
 
 def _add_demo(commands: Any) -> None:
@@ -320,6 +387,13 @@ def _add_sampling(
         "--prompt-lookup",
         action="store_true",
         help="draft what followed the same tokens earlier in the text, where it repeats itself",
+    )
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        dest="timeout_s",
+        metavar="S",
+        help="give up on an answer that has not ended by then",
     )
     group.add_argument(
         "--num-draft-tokens",

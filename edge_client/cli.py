@@ -1,19 +1,20 @@
-"""`draftwire`: generate and chat with a draft model here and a verifier elsewhere."""
+"""`draftwire`: generate, chat and serve with a draft model here and a verifier elsewhere."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from draftwire.commands import credentials
 from draftwire.errors import DraftwireError, MissingDependency, Unavailable
-from edge_client.arguments import build_parser, controller_options, sampling_options
+from edge_client.arguments import build_parser, client_options, sampling_options
 
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient, Stream
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "demo": _demo,
         "generate": _generate,
         "chat": _chat,
+        "endpoint": _endpoint,
         "trace": _trace,
         "doctor": _doctor,
         "models": _models,
@@ -106,6 +108,38 @@ def _chat(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _endpoint(arguments: argparse.Namespace) -> int:
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise MissingDependency(
+            f"the endpoint needs {' and '.join(missing)}",
+            remedy="pip install 'draftwire[endpoint]'",
+        )
+    from edge_client.client import AsyncEdgeClient
+    from edge_client.endpoint.server import bind, serve
+
+    def ready(url: str, model: str) -> None:
+        if not model:
+            print(f"draftwire: no verifier at {arguments.verifier} yet", file=sys.stderr)
+        print(f"serving {model or 'no model yet'} on {url}/v1, with a page at {url}/", flush=True)
+
+    def make_client() -> AsyncEdgeClient:
+        options = client_options(arguments)
+        return AsyncEdgeClient.from_model(drafters=arguments.drafters, **options)
+
+    with bind(arguments.listen, expose=arguments.expose) as listening:
+        asyncio.run(
+            serve(
+                make_client,
+                listening,
+                name=arguments.name,
+                max_requests=arguments.max_requests,
+                expose=arguments.expose,
+                ready=ready,
+            )
+        )
+    return 0
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     from edge_client.trace import read_trace
     from edge_client.trace_chart import chart, plot
@@ -158,20 +192,9 @@ def _ask() -> str | None:
 
 
 def _client(arguments: argparse.Namespace) -> EdgeClient:
-    from draftwire.testing.demo import demo_model_path
     from edge_client.sync import EdgeClient
 
-    known = credentials(arguments)
-    model = arguments.model or demo_model_path()
-    return EdgeClient.from_model(
-        arguments.verifier,
-        model,
-        providers=arguments.providers,
-        threads=arguments.threads,
-        context=arguments.context,
-        credentials=known,
-        **controller_options(arguments),
-    )
+    return EdgeClient.from_model(**client_options(arguments))
 
 
 def _print(stream: Stream) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
-from draftwire.errors import InvalidRequest
+from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
 from draftwire.noise import derive_seed
 from draftwire.types import FinishReason, ModelCard, check_tokens
@@ -32,7 +32,7 @@ from edge_client.results import Delta, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.text import pieces_of
-from edge_client.trace import TraceFile
+from edge_client.trace import TracedController, TraceFile
 from edge_client.transport import Transport
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
@@ -106,15 +106,34 @@ class AsyncStream:
             raise InvalidRequest("the generation has not ended", remedy="read the stream first")
         return self._summary
 
+    @property
+    def lost(self) -> DraftwireError | None:
+        """What the connection broke by, while it is made again and the text stands still."""
+        return None if self._generation is None else self._generation.lost
+
     async def _run(self) -> AsyncGenerator[Delta]:
-        turn = self._turn or Turn()
-        await turn.come()
+        turn, late = self._turn or Turn(), asyncio.Event()
+
+        def end() -> None:
+            late.set()
+            self.cancel()
+
+        after_s = self._settings.timeout_s
+        timer = after_s and asyncio.get_running_loop().call_later(after_s, end)
         try:
+            await turn.come()
             async with contextlib.aclosing(self._generate(turn)) as deltas:
                 async for delta in deltas:
                     yield delta
+            if late.is_set() and self.summary.finish_reason is FinishReason.CANCELLED:
+                raise DeadlineExceeded(
+                    f"the generation had not ended after {after_s} s",
+                    remedy="allow it more time, or ask for fewer max_tokens",
+                )
         finally:
             turn.pass_on()
+            if timer:
+                timer.cancel()
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
@@ -241,6 +260,21 @@ class AsyncEdgeClient:
         # What one generation measured serves the next.
         self._adaptive = AdaptiveController(as_objective(objective), watts=watts)
         self._trace = None if trace is None else TraceFile(trace)
+        self._defaults: Options = {}
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """A client as a TOML file describes it (`edge_client.config`).
+
+        Raises `InvalidRequest` for a file that can't be read and a key that is none, and what
+        `from_model` raises.
+        """
+        from edge_client.config import read_config
+
+        config = read_config(path)
+        client = cls.from_model(**config.client)
+        client._defaults = config.generation
+        return client
 
     @classmethod
     def from_model(
@@ -251,32 +285,39 @@ class AsyncEdgeClient:
         threads: int | None = None,
         context: int = 4096,
         providers: Sequence[str] = (),
+        drafters: int = 1,
         **options: Any,
     ) -> Self:
         """Draft with a GGUF file in llama.cpp, or an `.onnx` file or a directory in ONNX Runtime.
 
         It runs on `threads` threads (default: one for each core, up to four); `providers` are
-        ONNX Runtime's execution providers, the preferred one first. Further options are those of
-        the class. Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the
-        extra that it takes, `edge` or `edge-onnx`.
+        ONNX Runtime's execution providers, the preferred one first. So many `drafters` share the
+        model's weights, each with a context and threads of its own. Further options are those of
+        the class.
+
+        Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the extra that
+        it takes, `edge` or `edge-onnx`.
         """
         from edge_client.draft_model import drafter_of, load_model
 
         loaded = load_model(model, threads=threads, providers=providers)
         try:
-            drafter = drafter_of(loaded, threads=threads, context=context)
+            made = [drafter_of(loaded, threads=threads, context=context) for _ in range(drafters)]
         finally:
-            loaded.close()  # the drafter holds it from here on, for itself and the tokenizer
-        return cls(verifier, loaded.tokenizer, [drafter], **options)
+            loaded.close()  # the drafters hold it from here on, for themselves and the tokenizer
+        return cls(verifier, loaded.tokenizer, made, **options)
 
     @classmethod
     def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
         """As `from_model`."""
         return cls.from_model(verifier, model, **options)
 
-    async def card(self) -> ModelCard:
-        """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
-        if self._card is None:
+    async def card(self, *, again: bool = False) -> ModelCard:
+        """What the verifier serves; asked once, or `again`.
+
+        Raises `LinkLost` if it can't be reached.
+        """
+        if self._card is None or again:
             self._card = await self._transport.describe()
         return self._card
 
@@ -287,19 +328,22 @@ class AsyncEdgeClient:
         messages: Messages | None = None,
         session: Session | None = None,
         done: Callable[[Summary], None] | None = None,
+        rounds: Callable[[str], object] | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
         """Generate after `prompt` (text or token ids) or after `messages` in the chat template.
 
         The options are those of `edge_client.options`. With a `session` the generation continues
-        its conversation. `done` is called with the summary at the end. Raises `InvalidRequest`
-        for values out of range; the stream raises what happens on the way.
+        its conversation. `done` is called with the summary at the end, `rounds` with a line for
+        each round, as a trace file has it (`edge_client.trace`). Raises `InvalidRequest` for
+        values out of range; the stream raises what happens on the way.
         """
+        asked = settings(**self._defaults | options)
 
         async def known() -> Session:
             return session or await self.session()
 
-        return self._stream(known, self._prompt(prompt, messages), settings(**options), done)
+        return self._stream(known, self._prompt(prompt, messages), asked, done, rounds=rounds)
 
     def samples(
         self,
@@ -317,7 +361,8 @@ class AsyncEdgeClient:
         """
         if n < 1:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
-        tokens, asked, turn = self._prompt(prompt, messages), settings(**options), Turn()
+        asked, turn = settings(**self._defaults | options), Turn()
+        tokens = self._prompt(prompt, messages)
         seed = asked.sampling.seed
         each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
         return [
@@ -345,8 +390,11 @@ class AsyncEdgeClient:
         settings: Settings,
         done: Callable[[Summary], None] | None = None,
         turn: Turn | None = None,
+        rounds: Callable[[str], object] | None = None,
     ) -> AsyncStream:
         controller = self._controller(settings.num_draft_tokens)
+        if rounds is not None:
+            controller = TracedController(controller, rounds)
         return AsyncStream(self, session, prompt, controller, settings, done, turn)
 
     async def session(self) -> Session:
@@ -359,9 +407,9 @@ class AsyncEdgeClient:
             retry=self._retry,
         )
 
-    def chat(self, system: str | None = None) -> AsyncChat:
-        """A conversation of messages: each turn sends only what is new."""
-        return AsyncChat(self, system)
+    def chat(self, system: str | None = None, *, messages: Messages = ()) -> AsyncChat:
+        """A conversation that goes on from `messages`: each turn sends only what is new."""
+        return AsyncChat(self, system, messages)
 
     @contextlib.asynccontextmanager
     async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:
@@ -445,10 +493,13 @@ class AsyncEdgeClient:
 class AsyncChat:
     """A conversation in the model's chat template; `messages` is all of it so far."""
 
-    def __init__(self, client: AsyncEdgeClient, system: str | None = None) -> None:
+    def __init__(
+        self, client: AsyncEdgeClient, system: str | None = None, messages: Messages = ()
+    ) -> None:
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
+        self.messages += [dict(message) for message in messages]
         self._client = client
         self._session: Session | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Options(TypedDict, total=False):
     where the output agrees with it again. Looks up as `prompt_lookup` does."""
     num_draft_tokens: int | None
     """Drafts a round; 0: the cloud decodes alone; None: adapts."""
+    timeout_s: float | None
+    """Seconds after which the stream raises `DeadlineExceeded`; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,7 @@ class Settings:
     prompt_lookup: bool
     prediction: str | Sequence[int]
     num_draft_tokens: int | None
+    timeout_s: float | None
 
 
 def settings(
@@ -110,6 +114,7 @@ def settings(
     prompt_lookup: bool = False,
     prediction: str | Sequence[int] = (),
     num_draft_tokens: int | None = None,
+    timeout_s: float | None = None,
 ) -> Settings:
     """The settings of these options.
 
@@ -120,6 +125,8 @@ def settings(
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
     if num_draft_tokens is not None and num_draft_tokens < 0:
         raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise InvalidRequest(f"timeout_s is {timeout_s}, not above 0")
     try:
         mode = VerifyMode(verify_mode)
     except ValueError:
@@ -154,6 +161,7 @@ def settings(
         prompt_lookup=prompt_lookup,
         prediction=prediction,
         num_draft_tokens=num_draft_tokens,
+        timeout_s=timeout_s,
     )
 
 

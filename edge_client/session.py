@@ -143,7 +143,8 @@ class Generation:
     `logprobs` has one entry for each committed token, if asked for.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
     `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
-    `rtts_s` the round trips measured, `opens` the streams it took.
+    `rtts_s` the round trips measured, `opens` the streams it took. `lost` is what the last stream
+    broke by, while another is being opened.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class Generation:
         self.finished: Finished | None = None
         self.running = False
         self.opens = self.sent_frames = self.sent_tokens = 0
+        self.lost: DraftwireError | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.rtts_s: list[float] = []
         self.outcomes: list[tuple[float, bool]] = []
@@ -366,6 +368,7 @@ class Generation:
         session = self._session
         session.target, session.limits = opened.target.digest, opened.limits
         session.known = max(session.known, self._opened_with)
+        self.lost = None
 
     def _take_finished(self, finished: Finished) -> None:
         if finished.length > len(self._branch.committed):
@@ -435,6 +438,7 @@ class Generation:
             session.known = 0
         else:
             pause_s = self._patience.pause_s(error, opened=bool(session.target))
+            self.lost = error
             logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._cancelled.wait(), pause_s)

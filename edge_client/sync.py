@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from draftwire.credentials import Credentials
+from draftwire.errors import DraftwireError
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
-from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
+from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream, Messages
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
@@ -145,6 +146,11 @@ class Stream:
         return "".join(delta.text for delta in self)
 
     @property
+    def lost(self) -> DraftwireError | None:
+        """What the connection broke by, while it is made again and the text stands still."""
+        return self._inner.lost
+
+    @property
     def summary(self) -> Summary:
         """How it went. Raises `InvalidRequest` before the end."""
         return self._inner.summary
@@ -193,6 +199,13 @@ class EdgeClient:
         )
 
     @classmethod
+    def from_config(cls, path: str | Path) -> Self:
+        """A client as a TOML file describes it: see `AsyncEdgeClient.from_config`."""
+        client = cls.__new__(cls)
+        client._inner = AsyncEdgeClient.from_config(path)
+        return client
+
+    @classmethod
     def from_model(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
         """Draft with a model file; options are those of `AsyncEdgeClient.from_model`."""
         client = cls.__new__(cls)
@@ -204,9 +217,12 @@ class EdgeClient:
         """As `from_model`."""
         return cls.from_model(verifier, model, **options)
 
-    def card(self) -> ModelCard:
-        """What the verifier serves; asked once. Raises `LinkLost` if it can't be reached."""
-        return _Loop.run(self._inner.card())
+    def card(self, *, again: bool = False) -> ModelCard:
+        """What the verifier serves; asked once, or `again`.
+
+        Raises `LinkLost` if it can't be reached.
+        """
+        return _Loop.run(self._inner.card(again=again))
 
     def generate(self, prompt: str | Sequence[int] | None = None, **options: Any) -> Stream:
         """Generate after a prompt; options are those of `AsyncEdgeClient.generate`."""
@@ -226,9 +242,9 @@ class EdgeClient:
 
         return [Stream(inner) for inner in _Loop.run(start())]
 
-    def chat(self, system: str | None = None) -> Chat:
-        """A conversation of messages: each turn sends only what is new."""
-        return Chat(self._inner.chat(system))
+    def chat(self, system: str | None = None, *, messages: Messages = ()) -> Chat:
+        """A conversation that goes on from `messages`: each turn sends only what is new."""
+        return Chat(self._inner.chat(system, messages=messages))
 
     def close(self) -> None:
         """Close the connection and the drafters."""

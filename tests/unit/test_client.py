@@ -19,6 +19,7 @@ from both_clients import Client, GatedTarget, asynchronous, blocking, serving
 
 from cloud_verifier.server import VerifierServer
 from draftwire.errors import (
+    DeadlineExceeded,
     DraftwireError,
     InvalidRequest,
     LinkLost,
@@ -587,3 +588,41 @@ def test_an_interrupt_ends_the_generation_before_it_is_raised(verifier: Verifier
 def test_an_address_that_is_none_is_refused_by_name(address: str) -> None:
     with pytest.raises(InvalidRequest, match="is no address — give HOST:PORT"):
         AsyncEdgeClient(address, TOKENIZER)
+
+
+# ------------------------------------------------------------------ timeouts, defaults, beginnings
+
+
+def test_a_generation_that_takes_too_long_ends_with_an_error(
+    make: Callable[..., Any], verifier: VerifierServer
+) -> None:
+    target = verifier.engine.target
+    assert isinstance(target, GatedTarget)
+    client, given = make(right(), retry=RetryPolicy(cancel_timeout_s=0.05)), list[Delta]()
+    with client.generate(PROMPT, max_tokens=64, timeout_s=0.2) as stream:
+        given.append(next(stream))
+        with target.held(), pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
+            given.extend(stream)  # which never comes, for the pass does not end
+    assert stream.summary.finish_reason is FinishReason.CANCELLED
+    said = [token.id for delta in given for token in delta.tokens]
+    assert said == TEXT[: len(said)]
+    assert read(client, timeout_s=60).token_ids == tuple(TEXT)
+
+
+def test_one_that_ends_in_time_is_not_disturbed(make: Callable[..., Any]) -> None:
+    assert read(make(right()), timeout_s=60).token_ids == tuple(TEXT)
+
+
+def test_a_chat_may_go_on_from_messages(make: Callable[..., Any]) -> None:
+    before = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    chat = make(right()).chat("be brief", messages=before)
+    with chat.send("the cat", max_tokens=8) as stream:
+        said = stream.read()
+    prompt = "system: be brief\nuser: hi\nassistant: ho\nuser: the cat\nassistant:"
+    assert stream.summary.token_ids == tuple(MODEL.generate(TOKENIZER.encode(prompt), 8))
+    assert chat.messages[1:] == [
+        *before,
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": said},
+    ]
+    assert len(before) == 2  # the caller's list is the caller's
