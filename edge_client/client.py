@@ -28,9 +28,10 @@ from edge_client.lookup_controller import LookupController
 from edge_client.options import Options, Settings, settings
 from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
-from edge_client.results import Delta, Summary, summarise
+from edge_client.results import Delta, Kind, Partial, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
+from edge_client.tentative import Tentative, reduce
 from edge_client.text import pieces_of
 from edge_client.trace import TraceFile
 from edge_client.transport import Transport
@@ -65,6 +66,8 @@ class AsyncStream:
         self._turn = turn
         self._generation: Generation | None = None
         self._cancelled = asyncio.Event()
+        self._output = Output(client.tokenizer, settings.stop)
+        self._tentative = Tentative()
         self._summary: Summary | None = None
         self._deltas = self._run()
 
@@ -97,7 +100,18 @@ class AsyncStream:
 
     async def read(self) -> str:
         """The whole text, when it is there."""
-        return "".join([delta.text async for delta in self])
+        return reduce([delta async for delta in self])
+
+    @property
+    def partial(self) -> Partial:
+        """What there is of the text, at any time: while it comes, or after an error."""
+        final, shown = self._output, self._tentative.tokens
+        return Partial(
+            text=final.text,
+            token_ids=tuple(token.id for token in final.tokens),
+            tentative="".join(token.text for token in shown),
+            tentative_token_ids=tuple(token.id for token in shown),
+        )
 
     @property
     def summary(self) -> Summary:
@@ -118,7 +132,7 @@ class AsyncStream:
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        output = Output(self._client.tokenizer, self._settings.stop)
+        output, tentative = self._output, self._tentative
         session = await self._session()
         matcher = await self._client._matcher(self._settings)
         session.require_idle()  # before waiting for the drafter that it may hold itself
@@ -132,25 +146,31 @@ class AsyncStream:
                 mode=self._settings.mode,
                 grammar=self._settings.grammar,
                 matcher=matcher,
+                offline_tokens=self._settings.offline_tokens,
+                show_drafts=self._settings.show_drafts,
             )
             if self._cancelled.is_set():
                 generation.cancel()
             try:
                 async with contextlib.aclosing(generation.run()) as run:
                     async for commits in run:
-                        last = time.perf_counter()
-                        first = first if output.committed else last
-                        turn.pass_on()
+                        if commits:
+                            last = time.perf_counter()
+                            first = first if output.committed else last
+                            turn.pass_on()
                         told = generation.logprobs[output.committed :]
-                        if (delta := output.take(commits, told)).tokens:
+                        given = output.take(commits, told)
+                        shown = output.preview(generation.tentative)
+                        kind = Kind.UNVERIFIED if generation.offline.cut_off else Kind.DRAFTED
+                        for delta in tentative.change(given, shown, kind):
                             yield delta
                 finished = generation.finished
                 rest = output.end(
                     len(session.tokens) - len(self._prompt),
                     told=finished is not None and finished.reason is not FinishReason.CANCELLED,
                 )
-                if rest.text or rest.tokens:
-                    yield rest
+                for delta in tentative.change(rest, (), Kind.DRAFTED):
+                    yield delta
             finally:
                 if generation.finished is not None:
                     self._summary = summarise(
@@ -159,6 +179,7 @@ class AsyncStream:
                         output.tokens,
                         self._settings,
                         (started, first, last),
+                        tentative.retracted,
                     )
                     if self._done is not None:
                         self._done(self._summary)
@@ -346,6 +367,11 @@ class AsyncEdgeClient:
         done: Callable[[Summary], None] | None = None,
         turn: Turn | None = None,
     ) -> AsyncStream:
+        if settings.offline_tokens and not self._drafters:
+            raise InvalidRequest(
+                "there is no draft model to go on with while the cloud can't be reached",
+                remedy="give the client a drafter, or leave out offline_tokens",
+            )
         controller = self._controller(settings.num_draft_tokens)
         return AsyncStream(self, session, prompt, controller, settings, done, turn)
 

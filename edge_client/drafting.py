@@ -66,6 +66,11 @@ class DraftWorker:
         return self._task is not None
 
     @property
+    def asked(self) -> set[asyncio.Task[None]]:
+        """The question that is out, if it has not been answered."""
+        return set() if self._task is None or self._task.done() else {self._task}
+
+    @property
     def max_context(self) -> int:
         """Positions below this can be drafted; 0 without a drafter."""
         return 0 if self._drafter is None else self._drafter.max_context

@@ -64,6 +64,11 @@ class Options(TypedDict, total=False):
     where the output agrees with it again. Looks up as `prompt_lookup` does."""
     num_draft_tokens: int | None
     """Drafts a round; 0: the cloud decodes alone; None: adapts."""
+    show_drafts: bool
+    """The stream has drafted tokens too, before they are final (`edge_client.Kind`)."""
+    offline_tokens: int
+    """How far past the committed text the draft model may go on, tokens, while the cloud can't be
+    reached; the stream has those as unverified. 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class Settings:
     prompt_lookup: bool
     prediction: str | Sequence[int]
     num_draft_tokens: int | None
+    show_drafts: bool
+    offline_tokens: int
 
 
 def settings(
@@ -110,6 +117,8 @@ def settings(
     prompt_lookup: bool = False,
     prediction: str | Sequence[int] = (),
     num_draft_tokens: int | None = None,
+    show_drafts: bool = False,
+    offline_tokens: int = 0,
 ) -> Settings:
     """The settings of these options.
 
@@ -120,6 +129,8 @@ def settings(
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
     if num_draft_tokens is not None and num_draft_tokens < 0:
         raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    if offline_tokens < 0:
+        raise InvalidRequest(f"offline_tokens is {offline_tokens}, not ≥ 0")
     try:
         mode = VerifyMode(verify_mode)
     except ValueError:
@@ -154,6 +165,8 @@ def settings(
         prompt_lookup=prompt_lookup,
         prediction=prediction,
         num_draft_tokens=num_draft_tokens,
+        show_drafts=show_drafts,
+        offline_tokens=offline_tokens,
     )
 
 

@@ -18,8 +18,9 @@ from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.drafter import Drafter, Tokenizer
-from edge_client.results import Delta, Summary
+from edge_client.results import Delta, Partial, Summary
 from edge_client.retry import RetryPolicy
+from edge_client.tentative import reduce
 from edge_client.transport import Transport
 
 T = TypeVar("T")
@@ -142,7 +143,12 @@ class Stream:
 
     def read(self) -> str:
         """The whole text, when it is there."""
-        return "".join(delta.text for delta in self)
+        return reduce(self)
+
+    @property
+    def partial(self) -> Partial:
+        """What there is of the text, at any time: while it comes, or after an error."""
+        return self._inner.partial
 
     @property
     def summary(self) -> Summary:
