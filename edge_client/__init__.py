@@ -13,7 +13,7 @@ from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
-from edge_client.results import Delta, Kind, Partial, Summary, Token
+from edge_client.results import Delta, Kind, Summary, Token
 from edge_client.retry import RetryPolicy
 from edge_client.sync import Chat, EdgeClient, Stream
 from edge_client.tentative import Shown, reduce
@@ -30,7 +30,6 @@ __all__ = [
     "Kind",
     "Objective",
     "Origin",
-    "Partial",
     "RetryPolicy",
     "Shown",
     "Stream",

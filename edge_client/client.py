@@ -28,10 +28,10 @@ from edge_client.lookup_controller import LookupController
 from edge_client.options import Options, Settings, settings
 from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
-from edge_client.results import Delta, Kind, Partial, Summary, summarise
+from edge_client.results import Delta, Kind, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
-from edge_client.tentative import Tentative, reduce
+from edge_client.tentative import Shown, Tentative
 from edge_client.text import pieces_of
 from edge_client.trace import TraceFile
 from edge_client.transport import Transport
@@ -42,6 +42,8 @@ Messages: TypeAlias = Sequence[Mapping[str, str]]
 
 class AsyncStream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
+
+    `shown` is what the deltas so far add up to, after an error too.
 
     A context manager too: leaving it ends the generation if it has not ended, and so does
     cancelling a task that reads it. While one task reads, another may `cancel()`, not `close()`.
@@ -66,8 +68,7 @@ class AsyncStream:
         self._turn = turn
         self._generation: Generation | None = None
         self._cancelled = asyncio.Event()
-        self._output = Output(client.tokenizer, settings.stop)
-        self._tentative = Tentative()
+        self.shown = Shown()
         self._summary: Summary | None = None
         self._deltas = self._run()
 
@@ -75,7 +76,9 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        return await anext(self._deltas)
+        delta = await anext(self._deltas)
+        self.shown.apply(delta)
+        return delta
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,18 +103,9 @@ class AsyncStream:
 
     async def read(self) -> str:
         """The whole text, when it is there."""
-        return reduce([delta async for delta in self])
-
-    @property
-    def partial(self) -> Partial:
-        """What there is of the text, at any time: while it comes, or after an error."""
-        final, shown = self._output, self._tentative.tokens
-        return Partial(
-            text=final.text,
-            token_ids=tuple(token.id for token in final.tokens),
-            tentative="".join(token.text for token in shown),
-            tentative_token_ids=tuple(token.id for token in shown),
-        )
+        async for _ in self:
+            pass
+        return self.shown.final
 
     @property
     def summary(self) -> Summary:
@@ -132,7 +126,7 @@ class AsyncStream:
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        output, tentative = self._output, self._tentative
+        output, tentative = Output(self._client.tokenizer, self._settings.stop), Tentative()
         session = await self._session()
         matcher = await self._client._matcher(self._settings)
         session.require_idle()  # before waiting for the drafter that it may hold itself

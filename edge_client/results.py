@@ -59,16 +59,6 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partial:
-    """A text before its end: what is committed, and what is shown but not verified."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    tentative: str
-    tentative_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """How a generation went. `seed` is the one used, `logprobs` one a token if asked for.
 

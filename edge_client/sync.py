@@ -18,9 +18,9 @@ from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.drafter import Drafter, Tokenizer
-from edge_client.results import Delta, Partial, Summary
+from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
-from edge_client.tentative import reduce
+from edge_client.tentative import Shown
 from edge_client.transport import Transport
 
 T = TypeVar("T")
@@ -143,12 +143,12 @@ class Stream:
 
     def read(self) -> str:
         """The whole text, when it is there."""
-        return reduce(self)
+        return _Loop.run(self._inner.read())
 
     @property
-    def partial(self) -> Partial:
-        """What there is of the text, at any time: while it comes, or after an error."""
-        return self._inner.partial
+    def shown(self) -> Shown:
+        """What the deltas so far add up to, after an error too."""
+        return self._inner.shown
 
     @property
     def summary(self) -> Summary:

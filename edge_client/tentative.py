@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_client.results import Delta, Kind, Token
 
 
 @dataclass(slots=True)
 class Shown:
-    """A text as its deltas leave it: what is `final`, and what is `tentative` after that."""
+    """A text as its deltas leave it: what is `final`, what is `tentative` after that; their ids."""
 
     final: str = ""
     tentative: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    tentative_token_ids: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -22,14 +24,19 @@ class Shown:
 
     def apply(self, delta: Delta) -> None:
         """Take a delta in."""
+        ids = [token.id for token in delta.tokens]
         match delta.kind:
             case Kind.COMMITTED:
                 self.final += delta.text
                 self.tentative = self.tentative[len(delta.text) :]
+                self.token_ids += ids
+                del self.tentative_token_ids[: len(ids)]
             case Kind.RETRACTED:
                 self.tentative = self.tentative.removesuffix(delta.text)
+                del self.tentative_token_ids[len(self.tentative_token_ids) - len(ids) :]
             case Kind.DRAFTED | Kind.UNVERIFIED:
                 self.tentative += delta.text
+                self.tentative_token_ids += ids
 
 
 def reduce(deltas: Iterable[Delta]) -> str:
