@@ -15,10 +15,16 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
-from draftwire.errors import InvalidRequest
+from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
-from draftwire.noise import derive_seed
-from draftwire.types import FinishReason, ModelCard, check_tokens
+from draftwire.noise import NOISE_VERSION, derive_seed
+from draftwire.types import (
+    FinishReason,
+    ModelCard,
+    ServingLimits,
+    TargetIdentity,
+    check_tokens,
+)
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
@@ -311,10 +317,12 @@ class AsyncEdgeClient:
         for values out of range; the stream raises what happens on the way.
         """
 
-        async def known() -> Session:
-            return session or await self.session()
+        asked = settings(**options)
 
-        return self._stream(known, self._prompt(prompt, messages), settings(**options), done)
+        async def known() -> Session:
+            return session or await self._begin(asked)
+
+        return self._stream(known, self._prompt(prompt, messages), asked, done)
 
     def samples(
         self,
@@ -336,7 +344,9 @@ class AsyncEdgeClient:
         seed = asked.sampling.seed
         each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
         return [
-            self._stream(self.session, tokens, replace(asked, sampling=sampling), turn=turn)
+            self._stream(
+                lambda: self._begin(asked), tokens, replace(asked, sampling=sampling), turn=turn
+            )
             for sampling in each
         ]
 
@@ -371,9 +381,33 @@ class AsyncEdgeClient:
 
     async def session(self) -> Session:
         """A new conversation, for several generations that share their beginning."""
+        return self._session(await self.card())
+
+    async def _begin(self, settings: Settings) -> Session:
+        """As `session`, but where a draft may go on alone it may also begin so."""
+        try:
+            return await self.session()
+        except LinkLost:
+            if not settings.offline_tokens:
+                raise
+            return self._session(self._presumed())
+
+    def _presumed(self) -> ModelCard:
+        """What is taken for the verifier's card until it says itself what it serves."""
+        unknown = TargetIdentity(
+            model="",
+            digest=b"",
+            dtype="",
+            vocabulary_fingerprint=self.tokenizer.fingerprint,
+            noise_version=NOISE_VERSION,
+        )
+        limits = ServingLimits(max_context=max(drafter.max_context for drafter in self._drafters))
+        return ModelCard(target=unknown, limits=limits, vocabulary_size=0)
+
+    def _session(self, card: ModelCard) -> Session:
         return Session(
             self._transport,
-            await self.card(),
+            card,
             fingerprint=self.tokenizer.fingerprint,
             eos_token_ids=self.tokenizer.eos_token_ids,
             retry=self._retry,
@@ -478,7 +512,7 @@ class AsyncChat:
         Question and answer join `messages` when the stream has ended.
         """
         if self._session is None:
-            self._session = await self._client.session()
+            self._session = await self._client._begin(settings(**options))
         question = {"role": "user", "content": text}
 
         def remember(summary: Summary) -> None:

@@ -99,6 +99,10 @@ class DraftWorker:
         """Whether the drafter has said that it has nothing to propose where the branch ends."""
         return self._dry_at == (branch.end, branch.forks)
 
+    def ask_again(self) -> None:
+        """Ask even where there was nothing to propose: a drafter may be free to say more now."""
+        self._dry_at = None
+
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""
         if self._task is not None:

@@ -287,14 +287,16 @@ class Generation:
         beyond = branch.end >= self._worker.max_context
         if not branch.tail and (beyond or self._worker.dry(branch)):
             return Plan.cloud_alone()
-        return self.offline.plan or self._controller.plan(
+        plan = self._controller.plan(
             View(
                 confidences=branch.confidences,
                 sent=branch.sent,
                 remaining=self._reach - branch.end,
                 behind=branch.behind,
+                alone=self.offline.cut_off,
             )
         )
+        return self.offline.plan or plan
 
     def _due(self, plan: Plan) -> Draft | None:
         """The frame to send now, if any."""
@@ -405,6 +407,7 @@ class Generation:
     def _take_opened(self, opened: Opened) -> None:
         session = self._session
         session.target, session.limits = opened.target.digest, opened.limits
+        session.target_ends = frozenset(opened.target.eos_token_ids)
         session.known = max(session.known, self._opened_with)
         self.offline.found()
 
@@ -498,6 +501,7 @@ class Generation:
         else:
             pause_s = self._patience.pause_s(error, opened=bool(session.target))
             self.offline.lost()
+            self._worker.ask_again()
             logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._cancelled.wait(), pause_s)

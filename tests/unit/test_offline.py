@@ -18,7 +18,7 @@ from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.memory import MemoryFaults, MemoryTransport
 from draftwire.testing.table import TableModel
-from draftwire.types import FinishReason, ServingLimits
+from draftwire.types import FinishReason, ModelCard, ServingLimits
 from edge_client import AsyncEdgeClient, Delta, Kind, Origin, RetryPolicy, reduce
 from edge_client.client import AsyncStream
 from edge_client.drafters.table import TableDrafter
@@ -201,6 +201,45 @@ async def test_an_app_can_begin_without_the_cloud() -> None:
         deltas = await read(await w.stream(), {})
         assert of(Kind.UNVERIFIED, deltas) == TEXT[:20]
         assert deltas[0].kind is Kind.UNVERIFIED
+        assert reduce(deltas) == WORDS
+
+
+@pytest.mark.parametrize("k", [0, 4, None])
+@on_virtual_time
+async def test_even_one_that_never_reached_it(k: int | None) -> None:
+    async with world() as w:
+        describe = w.transport.describe
+
+        async def unreachable() -> ModelCard:
+            raise LinkLost("no way there")
+
+        w.transport.describe = unreachable  # type: ignore[method-assign]
+        w.leave()
+        with pytest.raises(LinkLost):
+            await w.client.generate(PROMPT).read()
+        later(1.0, w.come_back)
+        options = {"max_tokens": len(TEXT), "offline_tokens": 20, "num_draft_tokens": k}
+        deltas = [delta async for delta in w.client.generate(PROMPT, **options)]
+        assert deltas[0].kind is Kind.UNVERIFIED
+        assert reduce(deltas) == WORDS
+        w.leave()
+        later(1.0, w.come_back)
+        chat = w.client.chat()
+        first = [delta async for delta in await chat.send("hi", **options)]
+        assert first[0].kind is Kind.UNVERIFIED
+        w.transport.describe = describe  # type: ignore[method-assign]
+        assert await (await chat.send("and", **options)).read()
+        assert len(chat.messages) == 4
+
+
+@on_virtual_time
+async def test_where_drafts_are_looked_up_the_model_is_asked_when_the_cloud_can_not_be() -> None:
+    async with world() as w:
+        stream = await w.stream(prompt_lookup=True)
+        stream._controller = FixedController(PLANS["cloud alone"])
+        back = functools.partial(later, 2.0, w.come_back)
+        deltas = await read(stream, {20: lambda: (w.leave(), back())})
+        assert len(of(Kind.UNVERIFIED, deltas)) == 20
         assert reduce(deltas) == WORDS
 
 
