@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(generate)
     add_credentials(generate)
     _add_sampling(generate)
+    _add_tentative(generate)
     _add_grammar(generate)
     _add_controller(generate)
     chat = commands.add_parser(
@@ -82,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_connection(chat)
     add_credentials(chat)
     _add_sampling(chat)
+    _add_tentative(chat)
     _add_grammar(chat)
     _add_controller(chat)
     _add_trace(commands)
@@ -343,6 +345,21 @@ def _add_penalties(group: Any) -> None:
         default=[],
         metavar="ID:BIAS",
         help="add BIAS to the logit of a token id (may be repeated)",
+    )
+
+
+def _add_tentative(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("text before it is final")
+    group.add_argument(
+        "--show-drafts", action="store_true", help="on a terminal: show drafts, dimmed, at once"
+    )
+    group.add_argument(
+        "--offline-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="while the verifier can't be reached, draft on alone, N tokens at most; they are "
+        "verified, and replaced if need be, when it is back",
     )
 
 

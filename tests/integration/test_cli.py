@@ -325,6 +325,16 @@ def test_a_terminal_gets_colours_unless_told_otherwise(address: str) -> None:
 
 
 @pytest.mark.models
+def test_drafts_are_shown_on_a_terminal_only(address: str) -> None:
+    generate = device(address, "generate", "Count to thirty.", tokens=24)
+    generate += ["--num-draft-tokens", "4"]
+    plain = run(generate).stdout
+    generate += ["--show-drafts", "--offline-tokens", "20"]
+    assert run(generate).stdout == plain
+    assert "\x1b[2m" in in_terminal(generate)
+
+
+@pytest.mark.models
 def test_a_reader_that_has_seen_enough_ends_it_without_a_fuss(address: str) -> None:
     with started(device(address, "generate", "Count to a hundred.", tokens=200)) as process:
         assert process.stdout.read(1)
