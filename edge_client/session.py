@@ -225,6 +225,8 @@ class Generation:
                         async with contextlib.aclosing(self._meanwhile(opening)) as drafts:
                             async for nothing in drafts:
                                 yield nothing
+                        if opening.cancelled():
+                            break
                         async with contextlib.aclosing(self._decode(await opening)) as commits:
                             async for commit in commits:
                                 yield commit
@@ -434,25 +436,32 @@ class Generation:
     async def _meanwhile(self, task: asyncio.Task[Any]) -> AsyncGenerator[list[Commit]]:
         """Between two streams: wait for a task, drafting on alone where that is allowed.
 
-        Raises what the task does. Left early, it ends the generation.
+        Raises what the task does. Left early, or cancelled while the cloud is away, it ends the
+        generation.
         """
+        cancelled = asyncio.create_task(self._cancelled.wait())
         try:
-            if self.offline.cut_off:
+            if self._take_leftovers() or self.offline.cut_off:
                 yield []
             while not task.done():
-                if self._take_leftovers():
-                    yield []
-                    continue
-                if self.offline.cut_off and self._may_draft(self._plan()):
+                alone = self.offline.cut_off
+                if alone and cancelled.done():
+                    self._finish_cancelled()
+                    return
+                if alone and self._may_draft(self._plan()):
                     self._worker.ask(self._branch)
-                await asyncio.wait({task, *self._worker.asked}, return_when=asyncio.FIRST_COMPLETED)
+                news = {task, *self._worker.asked, *({cancelled} if alone else ())}
+                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                while self._take_leftovers():
+                    yield []
             await task
         except (GeneratorExit, asyncio.CancelledError):
             self._finish_cancelled()
             raise
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            cancelled.cancel()
+            await asyncio.gather(task, cancelled, return_exceptions=True)
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> Link:
         """Open a stream; the first token does not wait for the device (rule 7)."""

@@ -16,7 +16,7 @@ from cloud_verifier.service import VerifierService
 from cloud_verifier.table_target import TableTarget
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryFaults, MemoryTransport
+from draftwire.testing.memory import MemoryFaults, MemoryLink, MemoryTransport
 from draftwire.testing.table import TableModel
 from draftwire.types import FinishReason, ModelCard, ServingLimits
 from edge_client import AsyncEdgeClient, Delta, Kind, Origin, RetryPolicy, reduce
@@ -45,22 +45,33 @@ class World:
     def __init__(self, transport: MemoryTransport, client: AsyncEdgeClient) -> None:
         self.transport = transport
         self.client = client
-        self._decode = transport.decode
+        self._decode, self._connect = transport.decode, transport.connect
+        self._found = asyncio.Event()
 
-    def leave(self) -> None:
-        """Cut all streams; new ones fail."""
+    def leave(self, *, silently: bool = False) -> None:
+        """Cut all streams; new ones fail, or if `silently` do not even that."""
 
         async def decode(frames: Any) -> Any:
             await anext(frames)
             raise LinkLost("no way there")
             yield
 
+        @contextlib.asynccontextmanager
+        async def connect(count: object = None) -> AsyncIterator[MemoryLink]:
+            if silently:
+                await self._found.wait()
+            async with self._connect(count) as link:
+                yield link
+
+        self._found.clear()
         self.transport.decode = decode
+        self.transport.connect = connect  # type: ignore[method-assign]
         for link in self.transport.links:
             link.cut()
 
     def come_back(self) -> None:
         self.transport.decode = self._decode
+        self._found.set()
 
     async def stream(self, plan: Plan | None = None, **options: Any) -> AsyncStream:
         session = Session(
@@ -240,6 +251,49 @@ async def test_where_drafts_are_looked_up_the_model_is_asked_when_the_cloud_can_
         back = functools.partial(later, 2.0, w.come_back)
         deltas = await read(stream, {20: lambda: (w.leave(), back())})
         assert len(of(Kind.UNVERIFIED, deltas)) == 20
+        assert reduce(deltas) == WORDS
+
+
+@on_virtual_time
+async def test_drafts_go_on_while_a_connection_is_neither_made_nor_refused() -> None:
+    async with world() as w:
+        stream = await w.stream(PLANS["waiting"])
+        later(3.0, w.come_back)
+        last, deltas = 0.0, []
+        async for delta in stream:
+            deltas.append(delta)
+            if delta.kind is Kind.UNVERIFIED:
+                last = asyncio.get_running_loop().time()
+            if len(stream.shown.token_ids) >= 20 and not last:
+                w.leave(silently=True)
+        assert last < 1.0
+        assert len(of(Kind.UNVERIFIED, deltas)) == 20
+        assert reduce(deltas) == WORDS
+
+
+@on_virtual_time
+async def test_a_cancel_does_not_wait_for_a_connection() -> None:
+    async with world() as w:
+        stream = await w.stream(PLANS["waiting"])
+        later(3.0, stream.cancel)
+        await read(stream, {20: functools.partial(w.leave, silently=True)})
+        assert asyncio.get_running_loop().time() == pytest.approx(3.0)
+        assert stream.summary.finish_reason is FinishReason.CANCELLED
+        w.come_back()
+        assert await (await w.stream()).read() == WORDS
+
+
+@on_virtual_time
+async def test_an_app_that_reads_slowly_gets_the_same() -> None:
+    async with world() as w:
+        stream = await w.stream(PLANS["flowing"])
+        deltas: list[Delta] = []
+        async for delta in stream:
+            deltas.append(delta)
+            if len(stream.shown.token_ids) in range(20, 26):
+                w.leave()
+                later(0.3, w.come_back)
+            await asyncio.sleep(0.2)
         assert reduce(deltas) == WORDS
 
 
