@@ -49,8 +49,6 @@ Messages: TypeAlias = Sequence[Mapping[str, str]]
 class AsyncStream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
 
-    `shown` is what the deltas so far add up to, after an error too.
-
     A context manager too: leaving it ends the generation if it has not ended, and so does
     cancelling a task that reads it. While one task reads, another may `cancel()`, not `close()`.
     """
@@ -74,7 +72,7 @@ class AsyncStream:
         self._turn = turn
         self._generation: Generation | None = None
         self._cancelled = asyncio.Event()
-        self.shown = Shown()
+        self._shown = Shown()
         self._summary: Summary | None = None
         self._deltas = self._run()
 
@@ -83,7 +81,7 @@ class AsyncStream:
 
     async def __anext__(self) -> Delta:
         delta = await anext(self._deltas)
-        self.shown.apply(delta)
+        self._shown.apply(delta)
         return delta
 
     async def __aenter__(self) -> Self:
@@ -111,7 +109,12 @@ class AsyncStream:
         """The whole text, when it is there."""
         async for _ in self:
             pass
-        return self.shown.final
+        return self._shown.final
+
+    @property
+    def shown(self) -> Shown:
+        """What the deltas so far add up to, after an error too."""
+        return self._shown
 
     @property
     def summary(self) -> Summary:
