@@ -13,9 +13,10 @@ from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
-from edge_client.results import Delta, Summary, Token
+from edge_client.results import Delta, Kind, Summary, Token
 from edge_client.retry import RetryPolicy
 from edge_client.sync import Chat, EdgeClient, Stream
+from edge_client.tentative import Shown, reduce
 
 __all__ = [
     "AsyncChat",
@@ -26,11 +27,14 @@ __all__ = [
     "Delta",
     "DraftwireError",
     "EdgeClient",
+    "Kind",
     "Objective",
     "Origin",
     "RetryPolicy",
+    "Shown",
     "Stream",
     "Summary",
     "Token",
     "Watts",
+    "reduce",
 ]

@@ -212,6 +212,7 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     _add_connection(parser)
     add_credentials(parser)
     _add_sampling(parser)
+    _add_tentative(parser)
     _add_grammar(parser)
     _add_controller(parser)
 
@@ -417,6 +418,21 @@ def _add_penalties(group: Any) -> None:
         default=[],
         metavar="ID:BIAS",
         help="add BIAS to the logit of a token id (may be repeated)",
+    )
+
+
+def _add_tentative(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("text before it is final")
+    group.add_argument(
+        "--show-drafts", action="store_true", help="on a terminal: show drafts, dimmed, at once"
+    )
+    group.add_argument(
+        "--offline-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="while the verifier can't be reached, draft on alone, N tokens at most; they are "
+        "verified, and replaced if need be, when it is back",
     )
 
 

@@ -16,7 +16,7 @@ from edge_client.plan import Plan
 
 
 class Origin(enum.Enum):
-    """Where a committed token came from."""
+    """Where a token came from."""
 
     ACCEPTED = "accepted"
     """Drafted on the device, accepted by the target."""
@@ -24,6 +24,8 @@ class Origin(enum.Enum):
     """The target's own, in place of a draft that it rejected."""
     CLOUD = "cloud"
     """The target's own, where no draft stood against it."""
+    DRAFT = "draft"
+    """Drafted on the device, and not judged yet."""
 
 
 class Commit(NamedTuple):

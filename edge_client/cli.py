@@ -201,10 +201,11 @@ def _print(stream: Stream) -> None:
     """Stream the text to stdout and the closing line to stderr."""
     from rich.console import Console
 
-    from edge_client.console import closing_line, remark, show
+    from edge_client.console import closing_line, remark
+    from edge_client.screen import Screen
 
-    out = Console()
+    screen = Screen(Console())
     for delta in stream:
-        show(out, delta)
+        screen.show(delta)
     print(flush=True)
     remark(Console(stderr=True), closing_line(stream.summary))

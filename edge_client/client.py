@@ -15,10 +15,16 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
-from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
+from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
-from draftwire.noise import derive_seed
-from draftwire.types import FinishReason, ModelCard, check_tokens
+from draftwire.noise import NOISE_VERSION, derive_seed
+from draftwire.types import (
+    FinishReason,
+    ModelCard,
+    ServingLimits,
+    TargetIdentity,
+    check_tokens,
+)
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
@@ -28,9 +34,10 @@ from edge_client.lookup_controller import LookupController
 from edge_client.options import Options, Settings, settings
 from edge_client.output import Output
 from edge_client.plan import Controller, FixedController, Plan
-from edge_client.results import Delta, Summary, summarise
+from edge_client.results import Delta, Kind, Summary, summarise
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
+from edge_client.tentative import Shown, Tentative
 from edge_client.text import pieces_of
 from edge_client.trace import TracedController, TraceFile
 from edge_client.transport import Transport
@@ -65,6 +72,7 @@ class AsyncStream:
         self._turn = turn
         self._generation: Generation | None = None
         self._cancelled = asyncio.Event()
+        self._shown = Shown()
         self._summary: Summary | None = None
         self._deltas = self._run()
 
@@ -72,7 +80,9 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        return await anext(self._deltas)
+        delta = await anext(self._deltas)
+        self._shown.apply(delta)
+        return delta
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,7 +107,14 @@ class AsyncStream:
 
     async def read(self) -> str:
         """The whole text, when it is there."""
-        return "".join([delta.text async for delta in self])
+        async for _ in self:
+            pass
+        return self._shown.final
+
+    @property
+    def shown(self) -> Shown:
+        """What the deltas so far add up to, after an error too."""
+        return self._shown
 
     @property
     def summary(self) -> Summary:
@@ -137,7 +154,7 @@ class AsyncStream:
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        output = Output(self._client.tokenizer, self._settings.stop)
+        output, tentative = Output(self._client.tokenizer, self._settings.stop), Tentative()
         session = await self._session()
         matcher = await self._client._matcher(self._settings)
         session.require_idle()  # before waiting for the drafter that it may hold itself
@@ -151,25 +168,31 @@ class AsyncStream:
                 mode=self._settings.mode,
                 grammar=self._settings.grammar,
                 matcher=matcher,
+                offline_tokens=self._settings.offline_tokens,
+                show_drafts=self._settings.show_drafts,
             )
             if self._cancelled.is_set():
                 generation.cancel()
             try:
                 async with contextlib.aclosing(generation.run()) as run:
                     async for commits in run:
-                        last = time.perf_counter()
-                        first = first if output.committed else last
-                        turn.pass_on()
+                        if commits:
+                            last = time.perf_counter()
+                            first = first if output.committed else last
+                            turn.pass_on()
                         told = generation.logprobs[output.committed :]
-                        if (delta := output.take(commits, told)).tokens:
+                        given = output.take(commits, told)
+                        shown = output.preview(generation.tentative)
+                        kind = Kind.UNVERIFIED if generation.offline.cut_off else Kind.DRAFTED
+                        for delta in tentative.change(given, shown, kind):
                             yield delta
                 finished = generation.finished
                 rest = output.end(
                     len(session.tokens) - len(self._prompt),
                     told=finished is not None and finished.reason is not FinishReason.CANCELLED,
                 )
-                if rest.text or rest.tokens:
-                    yield rest
+                for delta in tentative.change(rest, (), Kind.DRAFTED):
+                    yield delta
             finally:
                 if generation.finished is not None:
                     self._summary = summarise(
@@ -178,6 +201,7 @@ class AsyncStream:
                         output.tokens,
                         self._settings,
                         (started, first, last),
+                        tentative.retracted,
                     )
                     if self._done is not None:
                         self._done(self._summary)
@@ -341,7 +365,7 @@ class AsyncEdgeClient:
         asked = settings(**self._defaults | options)
 
         async def known() -> Session:
-            return session or await self.session()
+            return session or await self._begin(asked)
 
         return self._stream(known, self._prompt(prompt, messages), asked, done, rounds=rounds)
 
@@ -366,7 +390,9 @@ class AsyncEdgeClient:
         seed = asked.sampling.seed
         each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
         return [
-            self._stream(self.session, tokens, replace(asked, sampling=sampling), turn=turn)
+            self._stream(
+                lambda: self._begin(asked), tokens, replace(asked, sampling=sampling), turn=turn
+            )
             for sampling in each
         ]
 
@@ -392,6 +418,11 @@ class AsyncEdgeClient:
         turn: Turn | None = None,
         rounds: Callable[[str], object] | None = None,
     ) -> AsyncStream:
+        if settings.offline_tokens and not self._drafters:
+            raise InvalidRequest(
+                "there is no draft model to go on with while the cloud can't be reached",
+                remedy="give the client a drafter, or leave out offline_tokens",
+            )
         controller = self._controller(settings.num_draft_tokens)
         if rounds is not None:
             controller = TracedController(controller, rounds)
@@ -399,9 +430,33 @@ class AsyncEdgeClient:
 
     async def session(self) -> Session:
         """A new conversation, for several generations that share their beginning."""
+        return self._session(await self.card())
+
+    async def _begin(self, settings: Settings) -> Session:
+        """As `session`, but where a draft may go on alone it may also begin so."""
+        try:
+            return await self.session()
+        except LinkLost:
+            if not settings.offline_tokens:
+                raise
+            return self._session(self._presumed())
+
+    def _presumed(self) -> ModelCard:
+        """What is taken for the verifier's card until it says itself what it serves."""
+        unknown = TargetIdentity(
+            model="",
+            digest=b"",
+            dtype="",
+            vocabulary_fingerprint=self.tokenizer.fingerprint,
+            noise_version=NOISE_VERSION,
+        )
+        limits = ServingLimits(max_context=max(drafter.max_context for drafter in self._drafters))
+        return ModelCard(target=unknown, limits=limits, vocabulary_size=0)
+
+    def _session(self, card: ModelCard) -> Session:
         return Session(
             self._transport,
-            await self.card(),
+            card,
             fingerprint=self.tokenizer.fingerprint,
             eos_token_ids=self.tokenizer.eos_token_ids,
             retry=self._retry,
@@ -509,7 +564,7 @@ class AsyncChat:
         Question and answer join `messages` when the stream has ended.
         """
         if self._session is None:
-            self._session = await self._client.session()
+            self._session = await self._client._begin(settings(**options))
         question = {"role": "user", "content": text}
 
         def remember(summary: Summary) -> None:

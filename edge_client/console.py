@@ -36,9 +36,14 @@ def remark(console: Console, line: str, style: str = "dim") -> None:
 def closing_line(summary: Summary) -> str:
     """How the generation went, in one line."""
     drafts = f"α {summary.alpha:.2f} · K {summary.k_mean:.1f} · " if summary.drafted else ""
+    alone = (
+        f"{summary.unverified} drafted offline, {summary.retracted} retracted · "
+        if summary.unverified
+        else ""
+    )
     return (
         f"{len(summary.token_ids)} tokens, {summary.tokens_per_s:.1f}/s · "
-        f"τ {summary.tau:.2f} · {drafts}"
+        f"τ {summary.tau:.2f} · {drafts}{alone}"
         f"TTFT {summary.ttft_ms:.0f} ms · TPOT {summary.tpot_ms:.1f} ms · "
         f"RTT {summary.rtt_ms:.1f} ms · {summary.bytes.up} B up, {summary.bytes.down} B down · "
         f"{summary.finish_reason.value}{' · typical: lossy' if summary.lossy else ''}"
@@ -83,6 +88,8 @@ def as_json(summary: Summary) -> dict[str, object]:
         "tpot_ms": round(summary.tpot_ms, 3),
         "rtt_ms": round(summary.rtt_ms, 3),
         "streams": summary.streams,
+        "unverified": summary.unverified,
+        "retracted": summary.retracted,
         "bytes_up": summary.bytes.up,
         "bytes_down": summary.bytes.down,
         "payload_bytes_per_token": round(

@@ -66,6 +66,11 @@ class DraftWorker:
         return self._task is not None
 
     @property
+    def asked(self) -> set[asyncio.Task[None]]:
+        """The question that is out, if it has not been answered."""
+        return set() if self._task is None or self._task.done() else {self._task}
+
+    @property
     def max_context(self) -> int:
         """Positions below this can be drafted; 0 without a drafter."""
         return 0 if self._drafter is None else self._drafter.max_context
@@ -93,6 +98,10 @@ class DraftWorker:
     def dry(self, branch: Branch) -> bool:
         """Whether the drafter has said that it has nothing to propose where the branch ends."""
         return self._dry_at == (branch.end, branch.forks)
+
+    def ask_again(self) -> None:
+        """Ask even where there was nothing to propose: a drafter may be free to say more now."""
+        self._dry_at = None
 
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""

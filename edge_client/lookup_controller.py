@@ -21,7 +21,8 @@ _FOUND = Plan(window=16, chunk=8, credit=1, pipelined=True)
 class LookupController:
     """Sends plenty of what is looked up; how far the draft model drafts is `inner`'s choice.
 
-    Where that is not at all, drafts are still looked up, one ahead, to see where they hold again.
+    Where that is not at all, drafts are still looked up, one ahead, to see where they hold again,
+    and the model is asked only while the cloud can't be.
     Nor is a draft of the model's sent against that choice because what was drawn stands somewhere:
     in `rejection` mode it would bias the output.
     """
@@ -36,9 +37,10 @@ class LookupController:
         looked_up = self._drafter.predicting or self._drafter.found
         self._drawn = bool(view.confidences) and (self._drawn or not looked_up)
         plan = self._inner.plan(view)
+        self._drafter.asks |= view.alone
         if looked_up and (plan.chunk or not self._drawn):
             return self._following(len(view.confidences)) if self._drafter.predicting else _FOUND
-        self._drafter.asks = plan.window > 0
+        self._drafter.asks = plan.window > 0 or view.alone
         return plan if plan.window else replace(plan, window=1)
 
     def _following(self, unjudged: int) -> Plan:

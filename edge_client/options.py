@@ -67,6 +67,11 @@ class Options(TypedDict, total=False):
     """Drafts a round; 0: the cloud decodes alone; None: adapts."""
     timeout_s: float | None
     """Seconds after which the stream raises `DeadlineExceeded`; None: never."""
+    show_drafts: bool
+    """The stream has drafted tokens too, before they are final (`edge_client.Kind`)."""
+    offline_tokens: int
+    """How far past the committed text the draft model may go on, tokens, while the cloud can't be
+    reached; the stream has those as unverified. 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,8 @@ class Settings:
     prediction: str | Sequence[int]
     num_draft_tokens: int | None
     timeout_s: float | None
+    show_drafts: bool
+    offline_tokens: int
 
 
 def settings(
@@ -115,6 +122,8 @@ def settings(
     prediction: str | Sequence[int] = (),
     num_draft_tokens: int | None = None,
     timeout_s: float | None = None,
+    show_drafts: bool = False,
+    offline_tokens: int = 0,
 ) -> Settings:
     """The settings of these options.
 
@@ -127,6 +136,8 @@ def settings(
         raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s is {timeout_s}, not above 0")
+    if offline_tokens < 0:
+        raise InvalidRequest(f"offline_tokens is {offline_tokens}, not ≥ 0")
     try:
         mode = VerifyMode(verify_mode)
     except ValueError:
@@ -162,6 +173,8 @@ def settings(
         prediction=prediction,
         num_draft_tokens=num_draft_tokens,
         timeout_s=timeout_s,
+        show_drafts=show_drafts,
+        offline_tokens=offline_tokens,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from draftwire.stopping import StopSearch
 from draftwire.types import StopRules, TokenLogprobs
-from edge_client.branch import Commit
+from edge_client.branch import Commit, Origin
 from edge_client.drafter import Tokenizer
 from edge_client.results import Delta, Token
 from edge_client.text import TextStream
@@ -46,6 +46,25 @@ class Output:
                     self._search.feed(self._piece(token))
             decided = self._search.decided
         return self._give(decided)
+
+    def preview(self, drafts: Sequence[int]) -> list[Token]:
+        """Tokens that would be given next if these drafts were committed now."""
+        if not drafts:
+            return []
+        coming = [commit for commit, _ in self._waiting]
+        coming += [Commit(token, Origin.DRAFT) for token in drafts]
+        decided = len(self.tokens) + len(coming)
+        if self._search is not None:
+            search = self._search.fork()
+            for token in drafts:
+                if search.found is None:
+                    search.feed(self._piece(token))
+            decided = search.decided
+        decoder = self._decoder.fork()
+        return [
+            Token(token, decoder.feed([token]), origin)
+            for token, origin in coming[: decided - len(self.tokens)]
+        ]
 
     def end(self, retained: int, *, told: bool = True) -> Delta:
         """The end of an output of `retained` tokens: what was held back, and the rest of the text.

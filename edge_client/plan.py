@@ -72,13 +72,15 @@ class View:
     """What a controller may look at.
 
     The drafts in hand, how many of them are sent, how many tokens the text can still grow beyond
-    them, and how many committed tokens the drafter has yet to read before it can draft.
+    them, and how many committed tokens the drafter has yet to read before it can draft. `alone`:
+    the cloud can't be reached, and the device drafts as far as it may whatever the plan is.
     """
 
     confidences: Sequence[float]
     sent: int
     remaining: int
     behind: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

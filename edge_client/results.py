@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,7 +16,7 @@ from edge_client.transport import WireBytes
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A committed token: its id, the text it completes (maybe none), and where it came from.
+    """A token: its id, the text it completes (maybe none), and where it came from.
 
     `logprobs`, if asked for, are those of the target's own distribution, before sampling
     parameters: they don't depend on temperature, penalties or drafts.
@@ -32,12 +33,29 @@ class Token:
         return self.origin is Origin.ACCEPTED
 
 
+class Kind(enum.Enum):
+    """What a delta does to the text. Unless asked for more, a stream has committed text only."""
+
+    COMMITTED = "committed"
+    """It is final. If some of it was shown as tentative, it begins with that."""
+    DRAFTED = "drafted"
+    """Tentative: follows what is shown, and a verdict on it is to come."""
+    UNVERIFIED = "unverified"
+    """Tentative, and drafted while the cloud could not be reached."""
+    RETRACTED = "retracted"
+    """What is shown ends with it, and it is to be removed there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one verdict adds. A character is never split between deltas."""
+    """A change of the text. A character is never split between deltas.
+
+    `edge_client.reduce` says what all of them add up to.
+    """
 
     text: str
     tokens: tuple[Token, ...]
+    kind: Kind = Kind.COMMITTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +68,8 @@ class Summary:
     that held. `alpha` is the share of judged drafts that held (a draft after a rejected one is
     not judged), `tau` the tokens committed per pass, `k_mean` the mean length of the drafts.
     `ttft_ms` is the time to the first token, `tpot_ms` the mean time per token after it.
+    `unverified` counts the tokens drafted while the cloud could not be reached, `retracted` those
+    that were shown before they were final and taken back.
     """
 
     text: str
@@ -71,6 +91,8 @@ class Summary:
     usage: Usage
     logprobs: tuple[TokenLogprobs, ...] = ()
     verify_mode: VerifyMode = VerifyMode.MATCH
+    unverified: int = 0
+    retracted: int = 0
 
     @property
     def lossy(self) -> bool:
@@ -89,8 +111,12 @@ def summarise(
     tokens: Sequence[Token],
     settings: Settings,
     times: tuple[float, float, float],
+    retracted: int = 0,
 ) -> Summary:
-    """The summary of a finished generation; `times` are start, first and last token in seconds."""
+    """The summary of a finished generation; `times` are start, first and last token in seconds.
+
+    `retracted` tokens were shown and taken back.
+    """
     finished = generation.finished
     usage = finished.usage if finished else Usage()
     started, first, last = times
@@ -116,4 +142,6 @@ def summarise(
         streams=generation.opens,
         bytes=generation.bytes,
         usage=usage,
+        unverified=generation.offline.drafted,
+        retracted=retracted,
     )

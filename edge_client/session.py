@@ -11,9 +11,9 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from draftwire.adjust import Adjuster
 from draftwire.errors import (
@@ -50,6 +50,7 @@ from edge_client.branch import Branch, Commit
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker
 from edge_client.extent import Extent
+from edge_client.offline import Offline
 from edge_client.plan import Controller, Plan, Round, View
 from edge_client.retry import Patience, RetryPolicy
 from edge_client.transport import Link, Transport, WireBytes
@@ -104,12 +105,16 @@ class Session:
         mode: VerifyMode = VerifyMode.MATCH,
         grammar: Grammar | None = None,
         matcher: Matcher | None = None,
+        offline_tokens: int = 0,
+        show_drafts: bool = False,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
         What it shares with the conversation so far is not sent again. `logprobs` is how many
         log-probabilities each token comes with: its own and those of the likeliest others. The
         verifier keeps the output within the `grammar`; with a `matcher` of it drafts stay so, too.
+        While the verifier can't be reached, up to `offline_tokens` are drafted past the text. With
+        `show_drafts` all drafts are `tentative`, else only those.
         """
         self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
@@ -124,6 +129,8 @@ class Session:
             mode,
             grammar,
             matcher,
+            offline_tokens,
+            show_drafts,
         )
         return self._last
 
@@ -143,8 +150,9 @@ class Generation:
     `logprobs` has one entry for each committed token, if asked for.
     `sent_frames` and `sent_tokens` count the drafts on the wire and `bytes` all payload there;
     `outcomes` are the sent drafts that the target judged: confidence, and whether it agreed;
-    `rtts_s` the round trips measured, `opens` the streams it took. `lost` is what the last stream
-    broke by, while another is being opened.
+    `rtts_s` the round trips measured, `opens` the streams it took; `offline` what was drafted
+    while the cloud could not be reached. `lost` is what the last stream broke by, while another
+    is being opened.
     """
 
     def __init__(
@@ -157,6 +165,8 @@ class Generation:
         mode: VerifyMode = VerifyMode.MATCH,
         grammar: Grammar | None = None,
         matcher: Matcher | None = None,
+        offline_tokens: int = 0,
+        show_drafts: bool = False,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
@@ -173,7 +183,9 @@ class Generation:
         self._logprobs = logprobs
         self._mode = mode
         self._grammar = grammar
+        self._show_drafts = show_drafts
         self._branch = Branch(session.tokens, mode=mode)
+        self.offline = Offline(offline_tokens, self._branch)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
@@ -200,7 +212,7 @@ class Generation:
         self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
-        """Generate. Leaving early cancels.
+        """Generate. Leaving early cancels. An empty list: what is `tentative` has changed.
 
         Raises the verifier's errors, and `LinkLost` when it can't be reached for too long.
         """
@@ -210,17 +222,30 @@ class Generation:
         try:
             while self.finished is None:
                 try:
-                    async with (
-                        self._session.transport.connect(self.bytes) as link,
-                        contextlib.aclosing(self._decode(link)) as commits,
-                    ):
-                        async for commit in commits:
-                            yield commit
+                    async with contextlib.AsyncExitStack() as stack:
+                        opening = asyncio.create_task(self._open(stack))
+                        async with contextlib.aclosing(self._meanwhile(opening)) as drafts:
+                            async for nothing in drafts:
+                                yield nothing
+                        if opening.cancelled():
+                            break
+                        async with contextlib.aclosing(self._decode(await opening)) as commits:
+                            async for commit in commits:
+                                yield commit
                 except DraftwireError as error:
-                    await self._recover(error)
+                    recovering = asyncio.create_task(self._recover(error))
+                    async with contextlib.aclosing(self._meanwhile(recovering)) as drafts:
+                        async for nothing in drafts:
+                            yield nothing
         finally:
             self._worker.stop()
             self.running = False
+
+    @property
+    def tentative(self) -> Sequence[int]:
+        """Drafted tokens to show after what is committed."""
+        tail = self._branch.tail
+        return tail if self._show_drafts else tail[: self.offline.unjudged]
 
     def cancel(self) -> None:
         """End the generation, keeping what is committed; `finished` will say cancelled."""
@@ -232,7 +257,6 @@ class Generation:
 
     async def _decode(self, link: Link) -> AsyncGenerator[list[Commit]]:
         """One stream: draft, send, take verdicts, until the verifier has finished."""
-        await self._open(link)
         receiving = asyncio.create_task(self._receive(link, self._events))
         try:
             while self.finished is None:
@@ -243,7 +267,8 @@ class Generation:
                     self._worker.ask(self._branch)
                 match await self._events.get():
                     case Drafted() as drafted:
-                        self._take_draft(drafted)
+                        if self._take_draft(drafted):
+                            yield []
                     case Verdict() as verdict:
                         yield self._take_verdict(verdict)
                     case Finished() as finished:
@@ -266,18 +291,20 @@ class Generation:
         beyond = branch.end >= self._worker.max_context
         if not branch.tail and (beyond or self._worker.dry(branch)):
             return Plan.cloud_alone()
-        return self._controller.plan(
+        plan = self._controller.plan(
             View(
                 confidences=branch.confidences,
                 sent=branch.sent,
                 remaining=self._reach - branch.end,
                 behind=branch.behind,
+                alone=self.offline.cut_off,
             )
         )
+        return self.offline.plan or plan
 
     def _due(self, plan: Plan) -> Draft | None:
         """The frame to send now, if any."""
-        if self._cancelled.is_set() or self._over:
+        if self._cancelled.is_set() or self._over or self.offline.cut_off:
             return None
         frame = self._branch.due(plan, self._session.limits, more=self._can_draft(plan))
         if frame is not None:
@@ -321,10 +348,27 @@ class Generation:
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def _take_draft(self, drafted: Drafted) -> None:
+    def _take_draft(self, drafted: Drafted) -> bool:
+        """Take an answer of the drafter's in. Whether what is tentative has changed."""
+        before = self._branch.end
         self._worker.take(drafted, self._branch)
+        grown = self._branch.end - before
+        self.offline.grew(grown)
         if drafted.proposal is not None and not drafted.first:
             self._controller.drafted(drafted.seconds, drafted.fed)
+        return grown > 0 and (self._show_drafts or self.offline.cut_off)
+
+    def _take_leftovers(self) -> bool:
+        """As `_take_draft`; whatever else came from a stream left behind is ignored (rule 8)."""
+        left, self._events = self._events, asyncio.Queue()
+        grown = False
+        while not left.empty():
+            match left.get_nowait():
+                case Drafted() as drafted:
+                    grown |= self._take_draft(drafted)
+                case Cancel() as cancel:
+                    self._post(cancel)
+        return grown
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
@@ -367,8 +411,10 @@ class Generation:
     def _take_opened(self, opened: Opened) -> None:
         session = self._session
         session.target, session.limits = opened.target.digest, opened.limits
+        session.target_ends = frozenset(opened.target.eos_token_ids)
         session.known = max(session.known, self._opened_with)
         self.lost = None
+        self.offline.found()
 
     def _take_finished(self, finished: Finished) -> None:
         if finished.length > len(self._branch.committed):
@@ -390,15 +436,42 @@ class Generation:
 
     # ------------------------------------------------------------------ opening and ending
 
-    async def _open(self, link: Link) -> None:
+    async def _meanwhile(self, task: asyncio.Task[Any]) -> AsyncGenerator[list[Commit]]:
+        """Between two streams: wait for a task, drafting on alone where that is allowed.
+
+        Raises what the task does. Left early, or cancelled while the cloud is away, it ends the
+        generation.
+        """
+        cancelled = asyncio.create_task(self._cancelled.wait())
+        try:
+            if self._take_leftovers() or self.offline.cut_off:
+                yield []
+            while not task.done():
+                alone = self.offline.cut_off
+                if alone and cancelled.done():
+                    self._finish_cancelled()
+                    return
+                if alone and self._may_draft(self._plan()):
+                    self._worker.ask(self._branch)
+                news = {task, *self._worker.asked, *({cancelled} if alone else ())}
+                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                while self._take_leftovers():
+                    yield []
+            await task
+        except (GeneratorExit, asyncio.CancelledError):
+            self._finish_cancelled()
+            raise
+        finally:
+            task.cancel()
+            cancelled.cancel()
+            await asyncio.gather(task, cancelled, return_exceptions=True)
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> Link:
         """Open a stream; the first token does not wait for the device (rule 7)."""
         session, branch = self._session, self._branch
+        link = await stack.enter_async_context(session.transport.connect(self.bytes))
         session.attempt += 1
         self.opens += 1
-        left, self._events = self._events, asyncio.Queue()
-        while not left.empty():  # whatever came from the stream left behind is ignored (rule 8)
-            if isinstance(event := left.get_nowait(), Drafted | Cancel):
-                self._post(event)
         branch.new_stream()
         self._sent_at.clear()
         self._unread = True
@@ -428,6 +501,7 @@ class Generation:
         if plan.window and not branch.tail:
             self._sent_at.append(session.clock())
             await link.send(branch.ask(plan, session.limits))
+        return link
 
     async def _recover(self, error: DraftwireError) -> None:
         """After a stream broke: return to open another, or raise what can't be mended."""
@@ -439,6 +513,8 @@ class Generation:
         else:
             pause_s = self._patience.pause_s(error, opened=bool(session.target))
             self.lost = error
+            self.offline.lost()
+            self._worker.ask_again()
             logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._cancelled.wait(), pause_s)

@@ -21,6 +21,7 @@ from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream, Messages
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
+from edge_client.tentative import Shown
 from edge_client.transport import Transport
 
 T = TypeVar("T")
@@ -143,7 +144,12 @@ class Stream:
 
     def read(self) -> str:
         """The whole text, when it is there."""
-        return "".join(delta.text for delta in self)
+        return _Loop.run(self._inner.read())
+
+    @property
+    def shown(self) -> Shown:
+        """What the deltas so far add up to, after an error too."""
+        return self._inner.shown
 
     @property
     def lost(self) -> DraftwireError | None:

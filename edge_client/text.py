@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -40,6 +41,13 @@ class TextStream:
         """Start with no text. `tokenizer` gives the bytes of each token."""
         self._piece = tokenizer.piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def fork(self) -> TextStream:
+        """Another one that goes on from here."""
+        other = copy.copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def feed(self, tokens: Iterable[int]) -> str:
         """Text that these tokens complete; empty while a character is unfinished.

@@ -40,8 +40,10 @@ from edge_client.drafters.lookup import LookupDrafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.output import Output
 from edge_client.plan import Plan, Round, View
+from edge_client.results import Kind
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
+from edge_client.tentative import Shown, Tentative
 
 GRAMMARS = ("[a-z .]+", "(the|ion| of| a){2,9}[.]", "<[^<>]{0,12}>", ".{3}|(ab)*c")
 RETRY = RetryPolicy(first_wait_s=0.002, longest_wait_s=0.05, give_up_after_s=1e6)
@@ -273,6 +275,9 @@ class World:
             session.drafter = LookupDrafter(
                 drafter, start=len(prompt), prediction=rng.choice([expected, []])
             )
+        # Of a seed of their own, so that worlds are as they were without it.
+        apart = random.Random(sampling.seed)
+        has_model = isinstance(drafter, TableDrafter)
         generation = session.generate(
             prompt,
             RestlessController(rng),
@@ -282,17 +287,24 @@ class World:
             mode=mode,
             grammar=grammar,
             matcher=self.matcher(grammar) if rng.random() < 0.7 else None,
+            offline_tokens=apart.choice([0, 0, 5, 50]) if has_model else 0,
+            show_drafts=apart.random() < 0.3,
         )
         cancelled = rng.random() < 0.2
         if cancelled:
             asyncio.get_running_loop().call_later(rng.uniform(0, 0.3), generation.cancel)
         leave_after = rng.choice([1, 3]) if rng.random() < 0.1 else None
         heard: list[int] = []
-        output = Output(self.words, stop)
+        output, tentative, shown = Output(self.words, stop), Tentative(), Shown()
         async with contextlib.aclosing(generation.run()) as commits:
             async for commit in commits:
                 heard += [token for token, _ in commit]
-                output.take(commit, generation.logprobs[output.committed :])
+                given = output.take(commit, generation.logprobs[output.committed :])
+                drafts = output.preview(generation.tentative)
+                for delta in tentative.change(given, drafts, Kind.DRAFTED):
+                    shown.apply(delta)
+                assert shown.final == output.text
+                assert shown.tentative == "".join(token.text for token in drafts)
                 if leave_after is not None and len(heard) >= leave_after:
                     break
         session.drafter = drafter
@@ -300,7 +312,11 @@ class World:
         assert finished is not None
         text = session.tokens[len(prompt) :]
         if leave_after is None:
-            output.end(len(text), told=finished.reason is not FinishReason.CANCELLED)
+            rest = output.end(len(text), told=finished.reason is not FinishReason.CANCELLED)
+            for delta in tentative.change(rest, (), Kind.DRAFTED):
+                shown.apply(delta)
+            assert (shown.final, shown.tentative) == (output.text, "")
+            assert shown.token_ids == [token.id for token in output.tokens]
         given = None if mode is match or sampling.greedy else heard
         if given is not None and leave_after is not None:  # it has not heard all of it
             return finished.reason

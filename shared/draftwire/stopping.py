@@ -7,6 +7,7 @@ never holds one character's bytes in the middle of others.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -26,6 +27,12 @@ class StopSearch:
         self._ends: list[int] = []  # bytes of the text after each token
         self.found: int | None = None
         """Bytes before the stop string, once it is there."""
+
+    def fork(self) -> StopSearch:
+        """Another one that goes on from here."""
+        other = copy.copy(self)
+        other._ends = self._ends.copy()
+        return other
 
     def feed(self, piece: bytes) -> bool:
         """The next token has these bytes. Whether it completes a stop string."""

@@ -325,6 +325,14 @@ def test_a_terminal_gets_colours_unless_told_otherwise(address: str) -> None:
 
 
 @pytest.mark.models
+def test_drafts_are_shown_on_a_terminal_before_they_are_final(address: str) -> None:
+    generate = device(address, "generate", "Count to thirty.", tokens=24)
+    generate += ["--num-draft-tokens", "4", "--show-drafts", "--offline-tokens", "20"]
+    written = in_terminal(generate)
+    assert written.index("\x1b[2m") < written.index("\x1b[32m")  # dimmed, then tinted
+
+
+@pytest.mark.models
 def test_a_reader_that_has_seen_enough_ends_it_without_a_fuss(address: str) -> None:
     with started(device(address, "generate", "Count to a hundred.", tokens=200)) as process:
         assert process.stdout.read(1)
