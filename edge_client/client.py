@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
 from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
@@ -34,6 +34,9 @@ from edge_client.session import Generation, Session
 from edge_client.text import pieces_of
 from edge_client.trace import TracedController, TraceFile
 from edge_client.transport import Transport
+
+if TYPE_CHECKING:
+    from edge_client.translation import AsyncTranslator
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
@@ -191,7 +194,8 @@ class AsyncStream:
         session.drafter = lookup = LookupDrafter(
             session.drafter, start=len(self._prompt), prediction=prediction
         )
-        if settings.num_draft_tokens is not None:
+        drafts = settings.num_draft_tokens
+        if drafts == 0 or (drafts and not prediction):
             return self._controller
         return LookupController(self._controller, lookup)
 
@@ -410,6 +414,12 @@ class AsyncEdgeClient:
     def chat(self, system: str | None = None, *, messages: Messages = ()) -> AsyncChat:
         """A conversation that goes on from `messages`: each turn sends only what is new."""
         return AsyncChat(self, system, messages)
+
+    def translate(self, to: str, **options: Any) -> AsyncTranslator:
+        """A translator of captions into a language; options are those of `AsyncTranslator`."""
+        from edge_client.translation import AsyncTranslator
+
+        return AsyncTranslator(self, to, **options)
 
     @contextlib.asynccontextmanager
     async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:

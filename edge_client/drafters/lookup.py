@@ -35,6 +35,8 @@ class LookupDrafter:
         self._agreed = 0  # leading tokens of the context that the inner one shares
         self.predicting = bool(prediction)
         """Whether the last draft came from the prediction: more will, at no cost."""
+        self.ending = False
+        """Whether it was the last token of that."""
         self.found = False
         """Whether it came from the text itself."""
         self.agreed = 0
@@ -78,7 +80,7 @@ class LookupDrafter:
         context.extend(tokens)
         proposal = self._look_up()
         if proposal is None or not self._legal(proposal.token):
-            self.predicting = self.found = False
+            self.predicting = self.ending = self.found = False
             return await self._ask()
         context.extend((proposal.token,))
         return proposal
@@ -94,6 +96,7 @@ class LookupDrafter:
         place, agreed = self._prediction.find(text[self._start :])
         before, again = self._context.find(text)
         self.predicting = place < len(prediction) and agreed >= max(1, again)
+        self.ending = self.predicting and place + 1 == len(prediction)
         self.found = again > 0 and not self.predicting
         self.agreed = agreed
         if self.predicting:
