@@ -16,11 +16,15 @@ from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
 from edge_client.results import Delta, Summary, Token
 from edge_client.retry import RetryPolicy
 from edge_client.sync import Chat, EdgeClient, Stream
+from edge_client.translation import AsyncTranslator
+from edge_client.translation_results import Shown, TranslationReport
+from edge_client.translation_sync import Translator
 
 __all__ = [
     "AsyncChat",
     "AsyncEdgeClient",
     "AsyncStream",
+    "AsyncTranslator",
     "Chat",
     "Credentials",
     "Delta",
@@ -29,8 +33,11 @@ __all__ = [
     "Objective",
     "Origin",
     "RetryPolicy",
+    "Shown",
     "Stream",
     "Summary",
     "Token",
+    "TranslationReport",
+    "Translator",
     "Watts",
 ]

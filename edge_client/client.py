@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 from draftwire.credentials import Credentials
 from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
@@ -33,10 +33,8 @@ from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.text import pieces_of
 from edge_client.trace import TracedController, TraceFile
+from edge_client.translation import AsyncTranslator
 from edge_client.transport import Transport
-
-if TYPE_CHECKING:
-    from edge_client.translation import AsyncTranslator
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
@@ -417,8 +415,6 @@ class AsyncEdgeClient:
 
     def translate(self, to: str, **options: Any) -> AsyncTranslator:
         """A translator of captions into a language; options are those of `AsyncTranslator`."""
-        from edge_client.translation import AsyncTranslator
-
         return AsyncTranslator(self, to, **options)
 
     @contextlib.asynccontextmanager
