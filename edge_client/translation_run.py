@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwire.errors import InvalidRequest
 from draftwire.types import FinishReason
-from edge_client.drafters.lookup import NgramIndex
+from edge_client.drafters.ngrams import NgramIndex
 from edge_client.options import DEFAULT_MAX_TOKENS
 from edge_client.results import Delta
 from edge_client.session import Session
