@@ -17,11 +17,15 @@ from edge_client.results import Delta, Kind, Summary, Token
 from edge_client.retry import RetryPolicy
 from edge_client.sync import Chat, EdgeClient, Stream
 from edge_client.tentative import Shown, reduce
+from edge_client.translation import AsyncTranslator
+from edge_client.translation_results import TranslationReport, TranslationUpdate
+from edge_client.translation_sync import Translator
 
 __all__ = [
     "AsyncChat",
     "AsyncEdgeClient",
     "AsyncStream",
+    "AsyncTranslator",
     "Chat",
     "Credentials",
     "Delta",
@@ -35,6 +39,9 @@ __all__ = [
     "Stream",
     "Summary",
     "Token",
+    "TranslationReport",
+    "TranslationUpdate",
+    "Translator",
     "Watts",
     "reduce",
 ]

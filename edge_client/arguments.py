@@ -23,6 +23,7 @@ from edge_client.choice import Objective, Watts
 from edge_client.commands.models import add_models
 from edge_client.options import settings
 from edge_client.profiles import PROFILES
+from edge_client.translation_arguments import add_translate
 
 _EPILOG = """\
 examples:
@@ -30,6 +31,7 @@ examples:
   draftwire generate "Why is the sky blue?" --verifier gpu.example.net:7433 --api-key-file key
   draftwire chat --model gemma-2-2b-it-Q4_K_M.gguf
   draftwire endpoint --verifier gpu.example.net:7433 --api-key-file key
+  captions | draftwire translate --to fr --hold-back 2
 
 Drafted tokens are tinted, corrections underlined. NO_COLOR=1 turns colours off; when stdout is
 no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
@@ -86,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="system message")
     add_client_options(chat)
     _add_endpoint(commands)
+    _add_translate(commands)
     _add_trace(commands)
     _add_doctor(commands)
     add_models(commands)
@@ -132,6 +135,13 @@ def _add_endpoint(commands: Any) -> None:
     _add_connection(endpoint)
     add_credentials(endpoint)
     _add_controller(endpoint)
+
+
+def _add_translate(commands: Any) -> None:
+    translate = add_translate(commands, _content)
+    _add_connection(translate)
+    add_credentials(translate)
+    _add_controller(translate)
 
 
 def _add_trace(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`draftwire`: generate, chat and serve with a draft model here and a verifier elsewhere."""
+"""`draftwire`: generate, chat, translate and serve with drafts here, a verifier elsewhere."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "demo": _demo,
         "generate": _generate,
         "chat": _chat,
+        "translate": _translate,
         "endpoint": _endpoint,
         "trace": _trace,
         "doctor": _doctor,
@@ -138,6 +139,13 @@ def _endpoint(arguments: argparse.Namespace) -> int:
             )
         )
     return 0
+
+
+def _translate(arguments: argparse.Namespace) -> int:
+    from edge_client.translation_command import run
+
+    with _client(arguments) as client:
+        return run(client, arguments)
 
 
 def _trace(arguments: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ from edge_client.session import Generation, Session
 from edge_client.tentative import Shown, Tentative
 from edge_client.text import pieces_of
 from edge_client.trace import TracedController, TraceFile
+from edge_client.translation import AsyncTranslator
 from edge_client.transport import Transport
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
@@ -215,7 +216,8 @@ class AsyncStream:
         session.drafter = lookup = LookupDrafter(
             session.drafter, start=len(self._prompt), prediction=prediction
         )
-        if settings.num_draft_tokens is not None:
+        drafts = settings.num_draft_tokens
+        if drafts == 0 or (drafts and not prediction):
             return self._controller
         return LookupController(self._controller, lookup)
 
@@ -465,6 +467,10 @@ class AsyncEdgeClient:
     def chat(self, system: str | None = None, *, messages: Messages = ()) -> AsyncChat:
         """A conversation that goes on from `messages`: each turn sends only what is new."""
         return AsyncChat(self, system, messages)
+
+    def translate(self, to: str, **options: Any) -> AsyncTranslator:
+        """A translator of captions into a language; options are those of `AsyncTranslator`."""
+        return AsyncTranslator(self, to, **options)
 
     @contextlib.asynccontextmanager
     async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:

@@ -10,9 +10,13 @@ from edge_client.drafters.lookup import LookupDrafter
 from edge_client.plan import Controller, Plan, Round, View
 
 _EXPECTED = {
-    chunk: Plan(window=4 * chunk, chunk=chunk, credit=1, pipelined=True) for chunk in (4, 8, 16, 32)
+    chunk: Plan(window=4 * chunk, chunk=chunk, credit=1, pipelined=True, asks_first=False)
+    for chunk in (4, 8, 16, 32)
 }
-"""For a prediction, by chunk: at most as many drafts as a pass judges, and the next under way."""
+"""For a prediction, by chunk: at most as many drafts as a pass judges, and the next under way.
+
+The first of them are judged in the pass that reads the prompt.
+"""
 
 _FOUND = Plan(window=16, chunk=8, credit=1, pipelined=True)
 """For what stood in the text before."""
@@ -34,12 +38,16 @@ class LookupController:
 
     def plan(self, view: View) -> Plan:
         """By where the last draft came from."""
-        looked_up = self._drafter.predicting or self._drafter.found
-        self._drawn = bool(view.confidences) and (self._drawn or not looked_up)
+        looked_up, drafts = self._drafter.predicting or self._drafter.found, len(view.confidences)
+        self._drawn = bool(drafts) and (self._drawn or not looked_up)
         plan = self._inner.plan(view)
         self._drafter.asks |= view.alone
+        if self._drafter.ending and drafts and not self._drawn:
+            if view.sent < drafts:  # a prediction's end waits for no more
+                return Plan.flowing(window=drafts, chunk=drafts)
+            looked_up = False
         if looked_up and (plan.chunk or not self._drawn):
-            return self._following(len(view.confidences)) if self._drafter.predicting else _FOUND
+            return self._following(drafts) if self._drafter.predicting else _FOUND
         self._drafter.asks = plan.window > 0 or view.alone
         return plan if plan.window else replace(plan, window=1)
 

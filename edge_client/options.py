@@ -64,7 +64,8 @@ class Options(TypedDict, total=False):
     """The output that is expected, text or token ids: drafted as long as it holds, and again from
     where the output agrees with it again. Looks up as `prompt_lookup` does."""
     num_draft_tokens: int | None
-    """Drafts a round; 0: the cloud decodes alone; None: adapts."""
+    """The draft model's drafts a round; 0: the cloud decodes alone; None: adapts. A prediction is
+    sent whole all the same, unless 0."""
     timeout_s: float | None
     """Seconds after which the stream raises `DeadlineExceeded`; None: never."""
     show_drafts: bool

@@ -17,13 +17,15 @@ class Plan:
     Up to `window` drafted tokens may be unjudged, sent `chunk` at a time with `credit` tokens
     beyond them. With `pipelined` the device drafts on while verdicts are out, else it waits for
     each. With `chunk` 0 the cloud decodes alone: drafts, if any, are not sent but compared with
-    what it streams.
+    what it streams. `asks_first` has a new stream get the first token under way before there are
+    drafts; without, the drafts that are there at once open it.
     """
 
     window: int
     chunk: int
     credit: int
     pipelined: bool = False
+    asks_first: bool = True
 
     def __post_init__(self) -> None:
         if min(self.window, self.chunk, self.credit) < 0 or self.chunk > self.window:

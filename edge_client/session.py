@@ -498,7 +498,7 @@ class Generation:
             )
         )
         plan = self._plan()
-        if plan.window and not branch.tail:
+        if plan.window and plan.asks_first and not branch.tail:
             self._sent_at.append(session.clock())
             await link.send(branch.ask(plan, session.limits))
         return link

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError
@@ -23,6 +23,9 @@ from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
 from edge_client.tentative import Shown
 from edge_client.transport import Transport
+
+if TYPE_CHECKING:
+    from edge_client.translation_sync import Translator
 
 T = TypeVar("T")
 
@@ -251,6 +254,12 @@ class EdgeClient:
     def chat(self, system: str | None = None, *, messages: Messages = ()) -> Chat:
         """A conversation that goes on from `messages`: each turn sends only what is new."""
         return Chat(self._inner.chat(system, messages=messages))
+
+    def translate(self, to: str, **options: Any) -> Translator:
+        """A translator of captions; options are those of `AsyncTranslator`."""
+        from edge_client.translation_sync import Translator
+
+        return Translator(self._inner, to, **options)
 
     def close(self) -> None:
         """Close the connection and the drafters."""

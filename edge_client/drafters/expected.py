@@ -17,10 +17,11 @@ class ExpectedText:
 
     From its beginning; after a difference from the nearest place where the two agree again. What
     the output has instead is then expected further on, too: a name that changed once changes
-    everywhere.
+    everywhere. Where fewer than `least` tokens agree after a difference, the place is not known.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, *, least: int = 1) -> None:
+        self._least = least
         self._index = NgramIndex(tokens, _NGRAM)
         self._aligned = 0  # leading tokens that output and text share
         self._differed = -_SURE  # where they differed last
@@ -46,9 +47,9 @@ class ExpectedText:
         near = sorted(range(end - _NEAR, end + _NEAR + 1), key=lambda place: abs(place - end))
         place = max(near, key=lambda place: self._agreement(output, place))
         agreed = self._agreement(output, place)
-        if agreed:
-            return place, agreed
-        return self._index.find(output)
+        if agreed < self._least:
+            place, agreed = self._index.find(output)
+        return (place, agreed) if agreed >= self._least else (0, 0)
 
     def revise(self, output: Tokens) -> None:
         """Where the output has come back to the text after a difference, correct that.

@@ -16,6 +16,8 @@ from edge_client.drafter import Drafter, Proposal
 from edge_client.drafters.expected import ExpectedText
 from edge_client.drafters.ngrams import NgramIndex
 
+_TRUSTED = 3  # tokens that must agree with a prediction before a draft model is not asked instead
+
 
 class LookupDrafter:
     """`Drafter` that looks drafts up, and asks `inner` where it finds none.
@@ -29,12 +31,14 @@ class LookupDrafter:
     ) -> None:
         self._inner = inner
         self._start = start
-        self._prediction = ExpectedText(prediction)
+        self._prediction = ExpectedText(prediction, least=1 if inner is None else _TRUSTED)
         self._context = NgramIndex()
         self._grammar: Matcher | None = None
         self._agreed = 0  # leading tokens of the context that the inner one shares
         self.predicting = bool(prediction)
         """Whether the last draft came from the prediction: more will, at no cost."""
+        self.ending = False
+        """Whether it was the last token of that."""
         self.found = False
         """Whether it came from the text itself."""
         self.agreed = 0
@@ -78,7 +82,7 @@ class LookupDrafter:
         context.extend(tokens)
         proposal = self._look_up()
         if proposal is None or not self._legal(proposal.token):
-            self.predicting = self.found = False
+            self.predicting = self.ending = self.found = False
             return await self._ask()
         context.extend((proposal.token,))
         return proposal
@@ -94,6 +98,7 @@ class LookupDrafter:
         place, agreed = self._prediction.find(text[self._start :])
         before, again = self._context.find(text)
         self.predicting = place < len(prediction) and agreed >= max(1, again)
+        self.ending = self.predicting and place + 1 == len(prediction)
         self.found = again > 0 and not self.predicting
         self.agreed = agreed
         if self.predicting:

@@ -102,6 +102,7 @@ COMMANDS = [
     ["draftwire", "demo"],
     ["draftwire", "generate"],
     ["draftwire", "chat"],
+    ["draftwire", "translate"],
     ["draftwire-verifier"],
     ["draftwire-verifier", "serve"],
     ["draftwire-verifier", "health"],

@@ -354,12 +354,12 @@ def test_drafts_hold_less_often_where_the_device_does_not_know_the_grammar() -> 
 
 
 def test_what_is_looked_up_is_legal_too() -> None:
-    """A prediction that begins illegally is not drafted at all."""
+    """A prediction that begins illegally is not drafted at all, however long it is."""
     common = {"json_schema": SCHEMA, "num_draft_tokens": 4}
     plain = read(**common)
-    misled = read(prediction="no JSON at all", **common)
+    misled, briefly = (read(prediction=text, **common) for text in ("o JSON at all", "o"))
     assert misled.token_ids == plain.token_ids
-    assert misled.usage == plain.usage
+    assert misled.usage == briefly.usage
 
 
 def test_alone_and_among_seven_others_it_gets_the_same() -> None:
