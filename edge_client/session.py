@@ -462,9 +462,10 @@ class Generation:
             self._finish_cancelled()
             raise
         finally:
-            task.cancel()
             cancelled.cancel()
-            await asyncio.gather(task, cancelled, return_exceptions=True)
+            if not task.done():  # else nothing is awaited here, where a cancellation would be lost
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> Link:
         """Open a stream; the first token does not wait for the device (rule 7)."""

@@ -112,7 +112,7 @@ def assert_same(got: Judgement, expected: Judgement) -> None:
         assert ours.top_logprobs == pytest.approx(theirs.top_logprobs, abs=1e-4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(rows(), min_size=1, max_size=8))
 def test_a_ragged_batch_is_judged_row_by_row_as_the_reference_does(
     judge: ModuleType, batch: list[tuple[Row, np.ndarray]]

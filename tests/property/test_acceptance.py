@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwire.acceptance import dense, draw, match, match_token, quantize, rejection, typical
@@ -33,7 +33,6 @@ def target_token(text: list[int], sampling: SamplingParams) -> int:
     return match_token(TABLE[text[-2], text[-1]], len(text), sampling)
 
 
-@settings(deadline=None)
 @given(params, st.lists(st.lists(tokens, max_size=4), max_size=LENGTH), st.booleans())
 def test_match_gives_the_targets_own_text_whatever_is_drafted(
     sampling: SamplingParams, rounds: list[list[int]], helpful: bool
@@ -56,7 +55,6 @@ def test_match_gives_the_targets_own_text_whatever_is_drafted(
     assert text[:shared] == alone[:shared]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(tokens, distributions, distributions, st.booleans()), max_size=4),
     distributions,
@@ -121,7 +119,6 @@ def test_match_chooses_among_tokens_with_probability(
     assert distribution(logits, sampling)[match_token(logits, 2, sampling)] > 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), seeds, distributions, distributions)
 def test_what_is_drawn_at_a_position_does_not_depend_on_other_rounds(
     rounds: list[int], seed: int, p: np.ndarray, q: np.ndarray

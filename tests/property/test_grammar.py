@@ -51,7 +51,7 @@ def told(matcher: Matcher) -> set[int] | None:
     return None if mask is None else set(np.flatnonzero(mask).tolist())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(REGEXES), outputs)
 def test_it_is_the_definition(regex: str, output: list[int]) -> None:
     """But for text that is forced: of its tokenizations one is left, with which it goes on."""
@@ -70,7 +70,7 @@ def test_it_is_the_definition(regex: str, output: list[int]) -> None:
             matcher.extend([output[count]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(REGEXES), st.lists(outputs, min_size=1, max_size=5))
 def test_it_does_not_matter_which_outputs_came_before(regex: str, history: list[list[int]]) -> None:
     grammar = Grammar(kind="regex", text=regex)
@@ -94,7 +94,7 @@ def steer(matcher: Matcher, output: list[int]) -> list[int]:
     return steered
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(REGEXES), outputs, outputs)
 def test_what_is_tried_leaves_no_trace(regex: str, output: list[int], drafts: list[int]) -> None:
     matcher = COMPILER.compile(Grammar(kind="regex", text=regex), (END, STOP))

@@ -16,7 +16,7 @@ from draftwire.types import FinishReason
 from draftwire.v1 import verifier_pb2 as pb
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=200))
 def test_bytes_are_a_frame_or_an_error_of_ours(data: bytes) -> None:
     try:
@@ -26,7 +26,7 @@ def test_bytes_are_a_frame_or_an_error_of_ours(data: bytes) -> None:
     assert unpack_client(pack_client(frame)) == frame
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 def test_hostile_frames_in_any_order_leave_others_their_text(draw: random.Random) -> None:
     world = HostileWorld(text=20)

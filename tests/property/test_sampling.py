@@ -21,7 +21,7 @@ params = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits, params)
 def test_what_is_kept_is_the_shortest_allowed_prefix_of_the_ranking(
     x: np.ndarray, sampling: SamplingParams

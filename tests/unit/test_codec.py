@@ -210,19 +210,17 @@ finishes = st.builds(Finished, reason=st.sampled_from(FinishReason), length=coun
 openeds = st.builds(Opened, target=targets, limits=limits, length=counts, cached=counts)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(opens() | drafts | st.just(Cancel()))
 def test_a_clients_frame_survives_the_wire(frame: ClientFrame) -> None:
     assert unpack_client(pack_client(frame)) == frame
 
 
-@settings(deadline=None)
 @given(verdicts | openeds | finishes)
 def test_a_verifiers_frame_survives_the_wire(frame: ServerFrame) -> None:
     assert unpack_server(pack_server(frame)) == frame
 
 
-@settings(deadline=None)
 @given(cards)
 def test_a_model_card_survives_the_wire(card: ModelCard) -> None:
     assert decode_card(encode_card(card)) == card

@@ -299,7 +299,5 @@ class Holders(RuleBasedStateMachine):
         assert len(set(self.meaning.values())) == len(self.meaning)
 
 
-Holders.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+Holders.TestCase.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)
 TestHolders = Holders.TestCase

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from virtual_client import PROMPT, TOKENIZER
+from virtual_client import PROMPT, TOKENIZER, serving
 
 from cloud_verifier.engine import Engine
 from cloud_verifier.service import VerifierService
@@ -378,3 +378,22 @@ async def test_it_is_refused_without_a_draft_model() -> None:
                 bare.generate(PROMPT, offline_tokens=5, **options)
         with pytest.raises(InvalidRequest, match="offline_tokens"):
             w.client.generate(PROMPT, offline_tokens=-1)
+
+
+def test_a_generation_that_is_cancelled_at_any_moment_has_ended() -> None:
+    async def one(turns: int) -> None:
+        async with serving(MODEL, drafters=1) as (client, engine):
+            stream = client.generate(PROMPT, max_tokens=8, num_draft_tokens=2)
+            reading = asyncio.create_task(stream.read())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            if stream._generation is not None and reading.cancelled():
+                assert stream.summary.finish_reason is FinishReason.CANCELLED
+            assert (await client.generate(PROMPT, max_tokens=1).read()) is not None
+            await asyncio.sleep(1)
+            assert not engine.active
+
+    for turns in range(120):
+        run_virtual(one(turns))
