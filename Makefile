@@ -58,6 +58,10 @@ proto: setup ## Regenerate the stubs from proto/ (BREAK=1: even if the change br
 docs: setup ## Regenerate docs/cli.md from the commands' help texts
 	python -m tools.cli_docs
 
+.PHONY: wheel
+wheel: setup ## Build wheel and source archive into dist/
+	hatchling build
+
 # Measurements
 
 .PHONY: identity
