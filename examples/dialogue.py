@@ -37,7 +37,7 @@ def complete_sentences(text: str) -> str:
 
 def reply(chat: Chat, said: str, budget_s: float) -> str:
     """What the character says, in time."""
-    stream = chat.send(said, max_tokens=60)
+    stream = chat.send(said, max_tokens=40)
     timer = threading.Timer(budget_s, stream.cancel)
     timer.start()
     try:
