@@ -35,5 +35,5 @@ def connected(arguments: argparse.Namespace, **options: Any) -> Iterator[EdgeCli
         if arguments.demo and not arguments.verifier:
             serve = ["--model", str(model), "--kv-tokens", "8192"]
             address = stack.enter_context(VerifierProcess(serve)).address
-        client = EdgeClient.from_gguf(address, model, credentials=credentials, **options)
+        client = EdgeClient.from_model(address, model, credentials=credentials, **options)
         yield stack.enter_context(client)
