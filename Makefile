@@ -6,6 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export NO_MKDOCS_2_WARNING := 1 # the theme's notice of its own future, at every build
 BENCHES := $(filter-out bench-identity bench-network_report,$(patsubst bench/%.py,bench-%,$(wildcard bench/[a-z]*.py)))
 
 .PHONY: help
@@ -36,7 +37,7 @@ test-fast: setup ## Run the tests that need neither torch nor models: seconds
 	pytest -n auto -m "not models and not slow" tests/unit tests/property $(ARGS)
 
 .PHONY: check
-check: setup ## Check format, lint, types, import contracts, wire contract, and generated files
+check: setup ## Check format, lint, types, import contracts, wire contract, generated files and the site
 	ruff format --check
 	ruff check
 	mypy
@@ -44,6 +45,7 @@ check: setup ## Check format, lint, types, import contracts, wire contract, and 
 	buf lint
 	python -m tools.stubs --check
 	python -m tools.cli_docs --check
+	mkdocs build --strict
 
 .PHONY: format
 format: setup ## Format the code and apply the safe lint fixes
@@ -55,8 +57,13 @@ proto: setup ## Regenerate the stubs from proto/ (BREAK=1: even if the change br
 	python -m tools.stubs $(if $(BREAK),--break)
 
 .PHONY: docs
-docs: setup ## Regenerate docs/cli.md from the commands' help texts
+docs: setup ## Regenerate docs/cli.md from the commands' help texts, and build the site into build/site
 	python -m tools.cli_docs
+	mkdocs build --strict
+
+.PHONY: wheel
+wheel: setup ## Build wheel and source archive into dist/
+	hatchling build
 
 # Measurements
 

@@ -27,15 +27,23 @@ COPY cloud_verifier cloud_verifier
 RUN pip install --no-compile -c constraints.txt ".[cloud]"
 
 FROM python:3.12-slim
-RUN useradd --create-home --uid 10001 draftwire \
-    && install -d -o draftwire /home/draftwire/.cache/draftwire
+# Attention for soft-capped scores on a GPU is compiled at start, for which it takes "gcc libc6-dev".
+ARG APT_PACKAGES=
+RUN if [ -n "$APT_PACKAGES" ]; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends $APT_PACKAGES \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi \
+    && useradd --create-home --uid 10001 draftwire \
+    && install -d -o draftwire /home/draftwire/.cache
 COPY --from=build /opt/draftwire /opt/draftwire
 COPY --from=build /models /models
-ENV PATH=/opt/draftwire/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/draftwire/bin:$PATH PYTHONUNBUFFERED=1 \
+    TRITON_CACHE_DIR=/home/draftwire/.cache/triton TORCHINDUCTOR_CACHE_DIR=/home/draftwire/.cache/inductor
 USER 10001
 WORKDIR /home/draftwire
-# Converted models; worth a volume.
-VOLUME /home/draftwire/.cache/draftwire
-EXPOSE 7433
+# Models, downloaded and converted, and what was compiled; worth a volume. Nothing else is written, but to /tmp.
+VOLUME /home/draftwire/.cache
+EXPOSE 7433 7434
 ENTRYPOINT ["draftwire-verifier"]
 CMD ["--help"]

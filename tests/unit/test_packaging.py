@@ -85,6 +85,7 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
         "quantize",
         "otel",
         "bench",
+        "docs",
         "dev",
     }
     assert set(extras) == known
