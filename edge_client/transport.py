@@ -157,10 +157,12 @@ class GrpcTransport:
         """A new stream, cancelled on leaving if it has not ended."""
         metadata = (*_trace_context(), *self._headers)
         call = self._stub().Decode(metadata=metadata)
+        link = _GrpcLink(call, count, self._credentials.padding, self._error)
+        del call  # errors hold the frames they came through: none may hold the connection
         try:
-            yield _GrpcLink(call, count, self._credentials.padding, self._error)
+            yield link
         finally:
-            call.cancel()
+            link.leave()
 
     async def close(self) -> None:
         """Close the connection and all its streams."""
@@ -238,7 +240,7 @@ class _GrpcLink:
         try:
             message = await anext(self._messages)
         except grpc.aio.AioRpcError as error:
-            raise await self._reason(error) from error
+            raise await self._reason(error) from error.with_traceback(None)
         except StopAsyncIteration:
             raise _ended_early() from None
         except asyncio.CancelledError:
@@ -251,6 +253,11 @@ class _GrpcLink:
         else:
             self._count.other_down += message.ByteSize()
         return frame
+
+    def leave(self) -> None:
+        """Cancel the stream if it has not ended, and let go of it."""
+        self._call.cancel()
+        self._call = self._messages = None
 
     def _note_ending(self, call: Any) -> None:
         """Keep the verifier's own word on how the stream ended.

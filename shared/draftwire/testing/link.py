@@ -106,6 +106,11 @@ class LinkEmulator:
         """Bytes that came from the target."""
         return self._down.carried_bytes
 
+    @property
+    def open_sockets(self) -> int:
+        """Of clients and to the target."""
+        return len(self._ends)
+
     def set_profile(self, profile: LinkProfile, *, down: LinkProfile | None = None) -> None:
         """Change the link for all bytes from now on; those under way keep their time."""
         self._profile = self._up.profile = profile
