@@ -7,11 +7,39 @@ import re
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 
 import psutil  # type: ignore[import-untyped]
 
 _SAMPLE = re.compile(r"^draftwire:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a process holds beside memory: asyncio tasks, threads of the system, descriptors."""
+
+    tasks: int
+    threads: int
+    files: int
+
+    @classmethod
+    def now(cls) -> Held:
+        """Of this process, in whose event loop it is called."""
+        return cls(
+            tasks=len(asyncio.all_tasks()),
+            threads=len(list(Path("/proc/self/task").iterdir())),
+            files=len(list(Path("/proc/self/fd").iterdir())),
+        )
+
+    def beyond(self, before: Held) -> dict[str, int]:
+        """Of what there is more than there was, and how much more."""
+        more = {
+            "tasks": self.tasks - before.tasks,
+            "threads": self.threads - before.threads,
+            "files": self.files - before.files,
+        }
+        return {name: count for name, count in more.items() if count > 0}
 
 
 def scrape(address: str) -> dict[str, float]:

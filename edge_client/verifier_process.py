@@ -26,6 +26,8 @@ class VerifierProcess:
     if it does not come up within `timeout_s`.
     """
 
+    module = "cloud_verifier"
+
     def __init__(
         self,
         arguments: Sequence[str],
@@ -42,7 +44,7 @@ class VerifierProcess:
 
     def __enter__(self) -> Self:
         self._words: list[str] = []
-        command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", self.module, "serve", "--listen", "127.0.0.1:0"]
         environment = dict(os.environ)
         if self._cores:
             # Libraries count the processors when they load, before anyone could tell them.
