@@ -55,7 +55,7 @@ class FailoverTransport:
         """A new stream to the first verifier that works."""
         transport = await self._working()
         async with transport.connect(count) as link:
-            yield _WatchedLink(link, lambda error: self._heard(transport, error))
+            yield _WatchedLink(link, lambda error: self._failed(transport, error))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -81,15 +81,25 @@ class FailoverTransport:
         self._failed_at.pop(transport, None)
         return card
 
+    def _failed(self, transport: Transport, error: DraftwireError) -> DraftwireError:
+        """The error to raise for one that ended a stream.
+
+        Of one verifier that is shutting down a new generation is refused; of several it isn't.
+        """
+        self._heard(transport, error)
+        if isinstance(error, Draining) and len(self._transports) > 1:
+            return Unavailable(error.message, remedy=error.remedy, session_id=error.session_id)
+        return error
+
     def _heard(self, transport: Transport, error: DraftwireError) -> None:
         if type(error) in (LinkLost, Draining, Unavailable):  # of the others, it may well be ours
             self._failed_at[transport] = self._clock()
 
 
 class _WatchedLink:
-    """A link that tells what it failed with."""
+    """A link that raises what `failed` makes of its errors."""
 
-    def __init__(self, link: Link, failed: Callable[[DraftwireError], None]) -> None:
+    def __init__(self, link: Link, failed: Callable[[DraftwireError], DraftwireError]) -> None:
         self._link = link
         self._failed = failed
 
@@ -100,5 +110,7 @@ class _WatchedLink:
         try:
             return await self._link.receive()
         except DraftwireError as error:
-            self._failed(error)
-            raise
+            failure = self._failed(error)
+            if failure is error:
+                raise
+            raise failure from error

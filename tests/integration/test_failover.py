@@ -11,7 +11,7 @@ from table_client import MODEL, Words, on_a_loop
 from cloud_verifier.engine import Engine
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
-from draftwire.errors import InvalidRequest, LinkLost
+from draftwire.errors import Draining, InvalidRequest, LinkLost
 from draftwire.types import ServingLimits
 from edge_client import AsyncEdgeClient, RetryPolicy
 from edge_client.drafters.table import TableDrafter
@@ -52,6 +52,18 @@ async def test_a_text_goes_on_at_the_next_verifier() -> None:
                 assert not second.engine.idle
                 await first.stop()
         assert text == MODEL.generate(PROMPT, 400)
+        assert second.engine.idle
+
+
+@on_a_loop
+async def test_one_that_is_shutting_down_refuses_nobody_who_knows_another() -> None:
+    async with verifier() as first, verifier() as second:
+        first.engine.draining = True
+        async with client(first.address) as made:
+            with pytest.raises(Draining):
+                await say(made)
+        async with client(f"{first.address},{second.address}") as made:
+            assert await say(made) == MODEL.generate(PROMPT, 20)
         assert second.engine.idle
 
 
