@@ -71,6 +71,10 @@ wheel: setup ## Build wheel and source archive into dist/
 identity: setup ## Compare split output with the target's own, token for token, over the full grid
 	python -m bench.identity $(ARGS)
 
+.PHONY: soak
+soak: setup ## Half an hour of 64 devices, faults and restarts: equal texts, and nothing grows
+	python -m bench.soak --faults --minutes 30 $(ARGS)
+
 .PHONY: bench
 bench: $(filter-out bench-soak,$(BENCHES)) ## Run every benchmark but the soak, which takes long
 

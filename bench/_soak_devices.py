@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from bench._fault_plan import difference
 from bench._known_text import KnownText, KnownTextDrafter
 from bench._oracle import Oracle
 from draftwire.errors import DraftwireError, ProtocolViolation
-from draftwire.testing.link import LinkEmulator
+from draftwire.testing.link import LinkEmulator, LinkProfile
 from draftwire.types import (
     SESSION_ID_BYTES,
     Draft,
@@ -21,18 +23,26 @@ from draftwire.types import (
     Open,
     StopRules,
     Verdict,
+    common_prefix,
     history_hash,
 )
 from edge_client.client import AsyncEdgeClient
+from edge_client.failover import FailoverTransport
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
-from edge_client.transport import GrpcTransport, WireBytes
+from edge_client.transport import GrpcTransport, Transport, WireBytes
 
 LENGTHS = (0, 1, 2, 3, 5, 8, None)  # K; None adapts
 SHARE_WRONG = 0.15
 MEAN_CUT_S = 15.0  # between two cuts of one link
 RETRY = RetryPolicy(first_wait_s=0.05, longest_wait_s=1.0, give_up_after_s=300.0)
 WAYS = {"finish": 60, "cancel": 12, "leave": 12, "vanish": 10, "misbehave": 6}
+AWAY = ("LINK_LOST", "UNAVAILABLE", "DRAINING")  # whoever is to be refused may find nobody to do it
+
+# What else a network and a reader may do.
+DISTURBANCES = {"cut": 4, "outage": 2, "stall": 3, "trickle": 2}
+SHARE_SLOW = 0.1  # of generations: their reader rests after every delta
+REST_S = 0.02
 
 
 @dataclass(slots=True)
@@ -44,18 +54,40 @@ class Outcomes:
     drafted: int = 0
     accepted: int = 0
     reopened: int = 0
-    cuts: int = 0
+    disturbed: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     differences: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
-class Site:
-    """Some devices behind one link to the verifier, which is cut now and then."""
+def compare(
+    oracle: Oracle,
+    text: KnownText,
+    expected: Sequence[int],
+    got: Sequence[int],
+    outcomes: Outcomes,
+    *,
+    held: int = 0,
+) -> None:
+    """Hold what came of a text after its first `held` tokens against what should have."""
+    place = common_prefix(got, expected)
+    if place < min(len(got), len(expected)) and oracle.tie(text, held + place, got[place]):
+        outcomes.ties += 1  # and what follows is another text
+    elif found := difference(expected, got):
+        outcomes.differences.append(f"{found}, of {expected} with {held} before")
 
-    def __init__(self, verifier: str, oracle: Oracle, devices: int, seed: int) -> None:
+
+class Site:
+    """Some devices behind one link to each verifier, which are cut now and then.
+
+    With several verifiers, the next is used when one fails, links do worse than be cut, and some
+    readers are slow.
+    """
+
+    def __init__(self, verifiers: Sequence[str], oracle: Oracle, devices: int, seed: int) -> None:
         self._oracle = oracle
-        self._link = LinkEmulator(verifier)
+        self._links = [LinkEmulator(verifier) for verifier in verifiers]
+        self._faults = len(verifiers) > 1
         self._devices = devices
         self._draw = random.Random(seed)
         self._drafters = [
@@ -64,28 +96,42 @@ class Site:
 
     async def run(self, outcomes: Outcomes, over: Callable[[], bool]) -> None:
         """Generate on all devices until it is `over`, then let each come to its end."""
-        async with self._link as link:
-            transport = GrpcTransport(link.address)
+        async with contextlib.AsyncExitStack() as stack:
+            links = [await stack.enter_async_context(link) for link in self._links]
+            transports = [GrpcTransport(link.address) for link in links]
+            transport = FailoverTransport(transports, retry_after_s=1.0)
             client = AsyncEdgeClient(transport, self._oracle.tokenizer, self._drafters, retry=RETRY)
             async with client, asyncio.TaskGroup() as group:
-                cutting = group.create_task(self._cut(outcomes))
+                disturbing = [group.create_task(self._disturb(link, outcomes)) for link in links]
                 devices = [
                     group.create_task(self._device(client, transport, outcomes, over))
                     for _ in range(self._devices)
                 ]
                 await asyncio.wait(devices)
-                cutting.cancel()
+                for task in disturbing:
+                    task.cancel()
 
-    async def _cut(self, outcomes: Outcomes) -> None:
+    async def _disturb(self, link: LinkEmulator, outcomes: Outcomes) -> None:
+        usual, draw = link.profile, self._draw
         while True:
-            await asyncio.sleep(self._draw.expovariate(1 / MEAN_CUT_S))
-            self._link.cut()
-            outcomes.cuts += 1
+            await asyncio.sleep(draw.expovariate(1 / MEAN_CUT_S))
+            kinds = DISTURBANCES if self._faults else {"cut": 1}
+            kind = draw.choices(list(kinds), list(kinds.values()))[0]
+            outcomes.disturbed[kind] += 1
+            if kind == "stall":
+                up = draw.random() < 0.6
+                await link.stall(draw.uniform(0.1, 3.0), up=up, down=not up or draw.random() < 0.5)
+            elif kind == "trickle":
+                link.set_profile(LinkProfile(rtt_ms=60, mbit_s=0.008))
+                await asyncio.sleep(draw.uniform(0.5, 3.0))
+                link.set_profile(usual)
+            else:
+                link.cut(refuse_s=draw.uniform(0.1, 2.0) if kind == "outage" else 0.0)
 
     async def _device(
         self,
         client: AsyncEdgeClient,
-        transport: GrpcTransport,
+        transport: Transport,
         outcomes: Outcomes,
         over: Callable[[], bool],
     ) -> None:
@@ -133,9 +179,12 @@ class Site:
             session=session,
         )
         got: list[int] = []
+        slow = self._faults and draw.random() < SHARE_SLOW
         async with stream:
             async for delta in stream:
                 got += [token.id for token in delta.tokens]
+                if slow:
+                    await asyncio.sleep(REST_S)
                 if way != "finish" and len(got) >= stop_at:
                     if way == "leave":
                         break
@@ -148,23 +197,10 @@ class Site:
         whole = way == "finish" and summary.finish_reason is FinishReason.LENGTH
         if way == "finish" and not whole:
             outcomes.differences.append(f"ended by {summary.finish_reason.value}")
-        self._compare(text, held, got, most if whole else len(got), outcomes)
+        length = most if whole else len(got)
+        compare(self._oracle, text, text.text[held : held + length], got, outcomes, held=held)
 
-    def _compare(
-        self, text: KnownText, held: int, got: list[int], length: int, outcomes: Outcomes
-    ) -> None:
-        own = text.text[held : held + length]
-        for place, (theirs, ours) in enumerate(zip(got, own, strict=False), start=held):
-            if theirs != ours:
-                if self._oracle.tie(text, place, theirs):
-                    outcomes.ties += 1  # and what follows is another text
-                else:
-                    outcomes.differences.append(f"token {place} of {text.text}: {theirs}")
-                return
-        if len(got) != length:
-            outcomes.differences.append(f"{len(got)} tokens instead of {length}")
-
-    async def _vanish(self, transport: GrpcTransport, text: KnownText, held: int) -> None:
+    async def _vanish(self, transport: Transport, text: KnownText, held: int) -> None:
         """Open, let the cloud decode, and be gone without a word."""
         with contextlib.suppress(DraftwireError):  # a cut is as good as vanishing
             async with transport.connect(WireBytes()) as link:
@@ -174,7 +210,7 @@ class Site:
                 while not isinstance(await link.receive(), Verdict):
                     pass
 
-    async def _misbehave(self, transport: GrpcTransport, text: KnownText, held: int) -> None:
+    async def _misbehave(self, transport: Transport, text: KnownText, held: int) -> None:
         """Open, and draft where nothing can be; the verifier must refuse it."""
         opening = self._opening(text, held)
         try:
@@ -186,7 +222,7 @@ class Site:
         except ProtocolViolation:
             pass
         except DraftwireError as error:
-            if error.code != "LINK_LOST":
+            if error.code not in AWAY:
                 raise
 
     def _opening(self, text: KnownText, held: int) -> Open:

@@ -55,26 +55,35 @@ def scrape(address: str) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Memory:
-    """Resident memory of a process over time: (seconds, bytes)."""
+class Vitals:
+    """Resident memory and open descriptors of a process over time: (seconds, bytes, count)."""
 
-    samples: list[tuple[float, int]] = field(default_factory=list)
+    samples: list[tuple[float, int, int]] = field(default_factory=list)
 
     async def watch(self, pid: int, every_s: float = 1.0) -> None:
         """Sample until cancelled."""
         process, started = psutil.Process(pid), time.monotonic()
         while True:
-            self.samples.append((time.monotonic() - started, process.memory_info().rss))
+            at = time.monotonic() - started
+            self.samples.append((at, process.memory_info().rss, process.num_fds()))
             await asyncio.sleep(every_s)
 
-    def spread(self, since_s: float, window_s: float = 20.0) -> float:
-        """(Most − least) / least after that time; 0 where nothing was sampled.
-
-        Of medians over windows: what a pass needs while it runs comes and goes.
-        """
-        windows: dict[int, list[int]] = {}
-        for at, size in self.samples:
-            if at >= since_s:
-                windows.setdefault(int((at - since_s) / window_s), []).append(size)
-        medians = [median(sizes) for sizes in windows.values()]
+    def memory_spread(self, since_s: float) -> float:
+        """(Most − least) / least after that time; 0 where nothing was sampled."""
+        medians = self._medians(since_s, 1)
         return max(medians) / min(medians) - 1 if medians else 0.0
+
+    def files_spread(self, since_s: float) -> float:
+        """Most − least after that time; 0 where nothing was sampled."""
+        medians = self._medians(since_s, 2)
+        return max(medians) - min(medians) if medians else 0.0
+
+    def _medians(self, since_s: float, which: int, window_s: float = 20.0) -> list[float]:
+        """Over windows: what a pass needs while it runs comes and goes."""
+        windows: dict[int, list[int]] = {}
+        for sample in self.samples:
+            if sample[0] >= since_s:
+                windows.setdefault(int((sample[0] - since_s) / window_s), []).append(
+                    int(sample[which])
+                )
+        return [median(values) for values in windows.values()]

@@ -1,4 +1,4 @@
-"""Does the verifier stay itself under many sessions that come and go?
+"""Do verifiers and devices stay themselves under many sessions that come and go?
 
 64 devices (--sessions) behind eight links use one verifier process over gRPC for ten minutes
 (--minutes). Each generates again and again: one of a fixed set of prompts, begun anew or with part
@@ -8,14 +8,24 @@ vanishes without a word or sends nonsense; the links are cut, on average every 1
 generations go on on new ones. KV is short (--kv-tokens), so that sessions wait for it, or lose
 theirs to others.
 
+With --faults there is a second verifier, which half of the links prefer; it is stopped and killed
+in turn and started again, ten times in all and at most once a minute, and all fail over to the
+other one. Links also refuse to connect, stall in one direction or both and trickle, some readers
+are slow, and two apps in processes of their own are killed and go on, again and again. `make soak`
+is that for half an hour.
+
 Exit status 0 if
   - every text is, as far as it was read, what the target says alone: in transformers as it ships
     (see bench/_reference.py; a true tie is excused and counted), or the table model itself;
   - nothing failed but what was to fail;
-  - resident memory of the verifier stayed within 3 % over the second half, of up to five minutes;
+  - over the second half, of up to five minutes, resident memory stayed within 3 %, and within 12
+    descriptors what is open, of the verifier that is not restarted and of this process, which has
+    the devices and the links in it;
   - afterwards no generation is in flight, and when the sessions' time to live is over none is
-    kept, and all KV blocks are free, as the verifier's metrics have it.
+    kept, and all KV blocks are free, as the verifiers' metrics have it; and no verifier has more
+    tasks and descriptors than before, nor has this process.
 
+  make soak
   make bench-soak
   make bench-soak ARGS="--target table --minutes 1"
 """
@@ -26,157 +36,155 @@ import argparse
 import asyncio
 import json
 import logging
-import re
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from bench._oracle import DemoOracle, Oracle, TableOracle
 from bench._progress import Progress
 from bench._soak_devices import Outcomes, Site
-from bench._vitals import Memory, scrape
-from edge_client.verifier_process import VerifierProcess
+from bench._soak_faults import killing, restarting
+from bench._soak_record import MOST_FILES, MOST_SPREAD, Record, Side
+from bench._verifier import Verifier
+from bench._vitals import Held, Vitals
 
 SITES = 8
+APPS = 2
+RESTARTS = 10
 TTL_S = 2.0
-MOST_SPREAD, LONGEST_LOOK_S = 0.03, 300.0
+LONGEST_LOOK_S = 300.0
 KV_TOKENS = {"real": 4096, "table": 2048}
 MOST_FAULTS = 50  # after which there is no use in going on
-LEFT = (
-    *("num_requests_running", "num_requests_waiting", "sessions_idle"),
-    *("kv_cache_blocks{held}", "kv_cache_blocks{cached}"),
-)
-_METRICS_ON = re.compile(r"metrics on http://(\S+)/metrics")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a soak came to. Memory in bytes; `left` are metrics after everyone has gone."""
+def serving(model: str, *, sessions: int, kv_tokens: int) -> Verifier:
+    """A verifier with short KV that forgets soon and does not wait long when it is stopped."""
+    options = {
+        "--model": model,
+        "--threads": 1,
+        "--max-sessions": 2 * sessions,  # a cut stream's session may still be there
+        "--kv-tokens": kv_tokens,
+        "--session-ttl": TTL_S,
+        "--grace": 1,
+    }
+    return Verifier([str(part) for pair in options.items() for part in pair])
 
-    target: str
-    sessions: int
-    seconds: float
-    outcomes: Outcomes
-    memory: list[tuple[float, int]]
-    memory_spread: float
-    metrics: dict[str, float]
-    left: dict[str, float]
 
-    def faults(self, most_spread: float | None = MOST_SPREAD) -> list[str]:
-        """What is not as it should be; with None memory may grow."""
-        outcomes = self.outcomes
-        found = [*outcomes.differences, *outcomes.errors]
-        found += [f"{name} is {value:g} at the end" for name, value in self.left.items() if value]
-        if most_spread is not None and self.memory_spread > most_spread:
-            found.append(f"resident memory moved by {self.memory_spread:.1%}")
-        if outcomes.ends["finish"] < self.sessions:
-            found.append(f"only {outcomes.ends['finish']} texts: nothing is shown")
-        return found
+class Soak:
+    """Uses verifiers, of which the second and further ones are restarted meanwhile."""
 
-    def __str__(self) -> str:
-        outcomes, sizes = self.outcomes, [size / 1e6 for _, size in self.memory]
-        return (
-            f"{self.target}, {self.sessions} devices, {self.seconds:.0f} s: "
-            f"{outcomes.tokens} tokens, {outcomes.accepted} of {outcomes.drafted} drafts held\n"
-            f"generations: {', '.join(f'{n} {way}' for way, n in outcomes.ends.items())}\n"
-            f"{outcomes.cuts} cuts, {outcomes.reopened} generations went on on another stream, "
-            f"{self.metrics.get('num_preemptions_total', 0):.0f} preemptions, "
-            f"{self.metrics.get('kv_block_evictions_total', 0):.0f} cached blocks given away\n"
-            f"{len(outcomes.differences)} differences, {outcomes.ties} ties excused, "
-            f"{len(outcomes.errors)} errors\n"
-            f"resident memory {sizes[0]:.0f} MB at first, {min(sizes):.0f} to {max(sizes):.0f}, "
-            f"{sizes[-1]:.0f} at last; {self.memory_spread:.2%} apart in the second half"
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        oracle: Oracle,
+        *,
+        sessions: int,
+        seconds: float,
+        seed: int = 0,
+        draft_model: str | None = None,
+        say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
+    ) -> None:
+        """`draft_model` is a GGUF file that killed apps draft with; None: the texts."""
+        self._verifiers = verifiers
+        self._oracle = oracle
+        self._sessions = sessions
+        self._seconds = seconds
+        self._seed = seed
+        self._draft_model = draft_model
+        self._say = say
+        self._outcomes = Outcomes()
+        self._vitals = {"verifier": Vitals(), "devices": Vitals()}
+
+    async def run(self) -> Record:
+        """Use them for so long, then wait until they have forgotten everyone."""
+        self._started = time.monotonic()
+        before = [verifier.held() for verifier in self._verifiers]
+        own = Held.now()
+        pids = {"verifier": self._verifiers[0].pid, "devices": os.getpid()}
+        async with asyncio.TaskGroup() as group:
+            watching = [
+                group.create_task(vitals.watch(pids[name])) for name, vitals in self._vitals.items()
+            ]
+            watching.append(group.create_task(self._tell()))
+            async with asyncio.TaskGroup() as users:
+                self._use(users)
+            took = time.monotonic() - self._started
+            self._say("waiting for the verifiers to forget everyone")
+            values = await asyncio.to_thread(self._verifiers[0].values)
+            left = await self._left(before)
+            for task in watching:
+                task.cancel()
+        left |= {f"own {name}": more for name, more in Held.now().beyond(own).items()}
+        left.pop("own threads", None)  # those of the loop's own executor stay
+        since_s = took - min(took / 2, LONGEST_LOOK_S)
+        return Record(
+            target=Path(self._oracle.model).stem,
+            sessions=self._sessions,
+            seconds=took,
+            outcomes=self._outcomes,
+            sides={name: Side.of(vitals, since_s) for name, vitals in self._vitals.items()},
+            metrics=values,
+            left=left,
         )
 
-
-class SoakedVerifier(VerifierProcess):
-    """A verifier with metrics, at `metrics`."""
-
-    def __init__(self, model: str, *, sessions: int, kv_tokens: int) -> None:
-        self.metrics = ""
-        arguments = {
-            "--model": model,
-            "--threads": 1,
-            "--max-sessions": 2 * sessions,  # a cut stream's session may still be there
-            "--kv-tokens": kv_tokens,
-            "--session-ttl": TTL_S,
-            "--metrics": "127.0.0.1:0",
-        }
-        flat = [str(part) for pair in arguments.items() for part in pair]
-        super().__init__(flat, progress=self._hear)
-
-    def _hear(self, line: str) -> None:
-        if found := _METRICS_ON.search(line):
-            self.metrics = found[1]
-
-
-async def soak(
-    verifier: SoakedVerifier,
-    oracle: Oracle,
-    *,
-    sessions: int,
-    seconds: float,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
-) -> Record:
-    """Use a verifier for so long, then wait until it has forgotten everyone."""
-    outcomes, memory, started = Outcomes(), Memory(), time.monotonic()
-    shares = [sessions // SITES + (i < sessions % SITES) for i in range(SITES)]
-    sites = [Site(verifier.address, oracle, n, seed + 100 * i) for i, n in enumerate(shares) if n]
-
-    def over() -> bool:
-        failing = len(outcomes.errors) + len(outcomes.differences) > MOST_FAULTS
-        return failing or time.monotonic() - started >= seconds
-
-    async def tell() -> None:
-        while True:
-            await asyncio.sleep(1)
-            say(
-                f"soak: {time.monotonic() - started:.0f} of {seconds:.0f} s, "
-                f"{sum(outcomes.ends.values())} generations, "
-                f"{len(outcomes.differences)} differences, {len(outcomes.errors)} errors, "
-                f"{memory.samples[-1][1] / 1e6:.0f} MB"
+    def _use(self, group: asyncio.TaskGroup) -> None:
+        addresses = [verifier.address for verifier in self._verifiers]
+        shares = [self._sessions // SITES + (i < self._sessions % SITES) for i in range(SITES)]
+        for i, devices in enumerate(shares):
+            if devices:
+                order = addresses[::-1] if i % 2 else addresses
+                site = Site(order, self._oracle, devices, self._seed + 100 * i)
+                group.create_task(site.run(self._outcomes, self._over))
+        for verifier in self._verifiers[1:]:
+            every_s = min(60.0, self._seconds / RESTARTS)
+            group.create_task(restarting(verifier, every_s, self._outcomes, self._over))
+        for app in range(APPS if len(self._verifiers) > 1 else 0):
+            group.create_task(
+                killing(
+                    addresses,
+                    self._oracle,
+                    self._draft_model,
+                    self._seed + app,
+                    self._outcomes,
+                    self._over,
+                )
             )
 
-    async with asyncio.TaskGroup() as group:
-        watching = [
-            group.create_task(memory.watch(verifier.process.pid)),
-            group.create_task(tell()),
-        ]
-        async with asyncio.TaskGroup() as devices:
-            for site in sites:
-                devices.create_task(site.run(outcomes, over))
-        took = time.monotonic() - started
-        say("waiting for the verifier to forget everyone")
-        values = await asyncio.to_thread(scrape, verifier.metrics)
-        left = await _left(verifier.metrics)
-        for task in watching:
-            task.cancel()
-    look_s = min(took / 2, LONGEST_LOOK_S)
-    return Record(
-        target=Path(oracle.model).stem,
-        sessions=sessions,
-        seconds=took,
-        outcomes=outcomes,
-        memory=memory.samples,
-        memory_spread=memory.spread(took - look_s),
-        metrics=values,
-        left=left,
-    )
+    def _over(self) -> bool:
+        outcomes = self._outcomes
+        failing = len(outcomes.errors) + len(outcomes.differences) > MOST_FAULTS
+        return failing or time.monotonic() - self._started >= self._seconds
 
+    async def _tell(self) -> None:
+        outcomes = self._outcomes
+        while True:
+            await asyncio.sleep(1)
+            sizes = [f"{v.samples[-1][1] / 1e6:.0f} MB" for v in self._vitals.values()]
+            self._say(
+                f"soak: {time.monotonic() - self._started:.0f} of {self._seconds:.0f} s, "
+                f"{sum(outcomes.ends.values())} generations, {len(outcomes.differences)} "
+                f"differences, {len(outcomes.errors)} errors, {' and '.join(sizes)}"
+            )
 
-async def _left(metrics: str) -> dict[str, float]:
-    """What is in flight, kept or taken after the sessions' time to live."""
-    deadline = time.monotonic() + 4 * TTL_S
-    while True:
-        values = await asyncio.to_thread(scrape, metrics)
-        left = {name: values[name] for name in LEFT}
-        if not any(left.values()) or time.monotonic() > deadline:
-            return left
-        await asyncio.sleep(0.5)
+    async def _left(self, before: Sequence[Held]) -> dict[str, float]:
+        """What is in flight, kept or taken after the sessions' time to live."""
+        left: dict[str, float] = {}
+        deadline = time.monotonic() + 4 * TTL_S
+        for verifier, at_first in zip(self._verifiers, before, strict=True):
+            left |= await asyncio.to_thread(verifier.left, within_s=4 * TTL_S)
+            while True:
+                more = (await asyncio.to_thread(verifier.held)).beyond(at_first)
+                more.pop("threads", None)  # gRPC keeps some in reserve
+                if not more or time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(0.1)
+            left |= more
+        return left
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
         "--target", choices=list(KV_TOKENS), default="real", help="the demo model, or a toy"
     )
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="KV memory of the verifier")
+    parser.add_argument(
+        "--faults", action="store_true", help="break much more, and restart a second verifier"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of what devices do (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there, too")
     return parser
@@ -205,22 +216,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     say = Progress(every_s=10.0)
     oracle: Oracle = TableOracle() if options.target == "table" else DemoOracle(say)
     kv_tokens = options.kv_tokens or KV_TOKENS[options.target]
-    say("starting the verifier")
-    verifier = SoakedVerifier(oracle.model, sessions=options.sessions, kv_tokens=kv_tokens)
-    with verifier:
-        record = asyncio.run(
-            soak(
-                verifier,
-                oracle,
-                sessions=options.sessions,
-                seconds=60 * options.minutes,
-                seed=options.seed,
-                say=say,
+    say("starting the verifiers")
+    with ExitStack() as stack:
+        verifiers = [
+            stack.enter_context(
+                serving(oracle.model, sessions=options.sessions, kv_tokens=kv_tokens)
             )
+            for _ in range(2 if options.faults else 1)
+        ]
+        soak = Soak(
+            verifiers,
+            oracle,
+            sessions=options.sessions,
+            seconds=60 * options.minutes,
+            seed=options.seed,
+            draft_model=None if options.target == "table" else oracle.model,
+            say=say,
         )
+        record = asyncio.run(soak.run())
     oracle.close()
     print(record)
-    faults = record.faults()
+    faults = record.faults(MOST_SPREAD, MOST_FILES)
     for line in faults[:20]:
         print(line, file=sys.stderr)
     if options.json:

@@ -85,7 +85,7 @@ class End(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Hand bytes to the socket."""
-        if self._transport is not None and not self._wrote_all:
+        if self._transport is not None and not (self._wrote_all or self._transport.is_closing()):
             self._transport.write(data)
 
     def write_eof(self) -> None:
