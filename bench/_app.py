@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench._known_text import KnownText, KnownTextDrafter
-from bench._vitals import Held
+from bench._vitals import held_by_nobody, left_beyond
 from draftwire.errors import Unavailable
 from draftwire.testing.table import TableTokenizer
 from draftwire.types import SamplingParams
@@ -27,7 +27,6 @@ from edge_client.retry import RetryPolicy
 from edge_client.transport import GrpcTransport
 
 SHARE_WRONG = 0.15
-CLOSING_S = 5.0
 RETRY = RetryPolicy(first_wait_s=0.05, longest_wait_s=0.5, give_up_after_s=300.0)
 
 
@@ -136,23 +135,14 @@ def write(line: object) -> None:
 
 async def run(order: Order) -> None:
     """All jobs side by side; then tell what is left of them."""
-    from grpc.aio import insecure_channel
-
-    async with insecure_channel("127.0.0.1:1"):
-        pass  # what gRPC makes once for all connections is no leftover of any
-    before = Held.now()
+    before = await held_by_nobody()
     async with AsyncExitStack() as stack:
         drafting = Drafting(order.model)
         stack.callback(drafting.close)
         async with asyncio.TaskGroup() as group:
             for job in order.jobs:
                 group.create_task(generate(job, drafting))
-    more = Held.now().beyond(before)
-    deadline = asyncio.get_running_loop().time() + CLOSING_S
-    while more and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.02)  # gRPC's own threads take a moment to go
-        more = Held.now().beyond(before)
-    write({"left": more})
+    write({"left": await left_beyond(before)})
 
 
 if __name__ == "__main__":

@@ -99,6 +99,15 @@ class Verifier:
             time.sleep(0.01)
         return Held(**json.loads(self._counts.read_text(encoding="utf-8")))
 
+    def held_at_rest(self) -> Held:
+        """What it holds when that does not change any more: just started it is not yet so."""
+        held = self.held()
+        while True:
+            time.sleep(0.2)
+            before, held = held, self.held()
+            if held == before:
+                return held
+
     def left(self, *, within_s: float) -> dict[str, float]:
         """What of generations, sessions and KV is not gone when that time is over."""
         deadline = time.monotonic() + within_s

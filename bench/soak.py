@@ -51,7 +51,7 @@ from bench._soak_devices import Outcomes, Site
 from bench._soak_faults import killing, restarting
 from bench._soak_record import MOST_FILES, MOST_SPREAD, Record, Side
 from bench._verifier import Verifier
-from bench._vitals import Held, Vitals
+from bench._vitals import Held, Vitals, held_by_nobody, left_beyond
 
 SITES = 8
 APPS = 2
@@ -103,8 +103,8 @@ class Soak:
     async def run(self) -> Record:
         """Use them for so long, then wait until they have forgotten everyone."""
         self._started = time.monotonic()
-        before = [verifier.held() for verifier in self._verifiers]
-        own = Held.now()
+        before = [verifier.held_at_rest() for verifier in self._verifiers]
+        own = await held_by_nobody()
         pids = {"verifier": self._verifiers[0].pid, "devices": os.getpid()}
         async with asyncio.TaskGroup() as group:
             watching = [
@@ -119,8 +119,9 @@ class Soak:
             left = await self._left(before)
             for task in watching:
                 task.cancel()
-        left |= {f"own {name}": more for name, more in Held.now().beyond(own).items()}
-        left.pop("own threads", None)  # those of the loop's own executor stay
+        for name, more in (await left_beyond(own, within_s=1.0)).items():
+            if name != "threads":  # those of the loop's own executor stay
+                left[f"own {name}"] = more
         since_s = took - min(took / 2, LONGEST_LOOK_S)
         return Record(
             target=Path(self._oracle.model).stem,

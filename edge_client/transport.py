@@ -162,7 +162,7 @@ class GrpcTransport:
         try:
             yield link
         finally:
-            link.leave()
+            await link.leave()
 
     async def close(self) -> None:
         """Close the connection and all its streams."""
@@ -254,9 +254,11 @@ class _GrpcLink:
             self._count.other_down += message.ByteSize()
         return frame
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Cancel the stream if it has not ended, and let go of it."""
         self._call.cancel()
+        with contextlib.suppress(RuntimeError):  # it is being read, and the cancel ends that
+            await self._messages.aclose()  # else it and the call hold each other
         self._call = self._messages = None
 
     def _note_ending(self, call: Any) -> None:
