@@ -8,7 +8,7 @@ from typing import Self
 from bench._soak_devices import Outcomes
 from bench._vitals import Vitals
 
-MOST_SPREAD, MOST_FILES = 0.03, 12.0
+MOST_SPREAD, MOST_FILES = 0.03, 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,12 +94,14 @@ class Vitals:
         medians = self._medians(since_s, 2)
         return max(medians) - min(medians) if medians else 0.0
 
-    def _medians(self, since_s: float, which: int, window_s: float = 20.0) -> list[float]:
-        """Over windows: what a pass needs while it runs comes and goes."""
+    def _medians(self, since_s: float, which: int) -> list[float]:
+        """Of five windows of 20 s at least: what a pass needs while it runs comes and goes."""
+        window_s = max(20.0, (self.samples[-1][0] - since_s) / 5) if self.samples else 20.0
         windows: dict[int, list[int]] = {}
         for sample in self.samples:
             if sample[0] >= since_s:
                 windows.setdefault(int((sample[0] - since_s) / window_s), []).append(
                     int(sample[which])
                 )
-        return [median(values) for values in windows.values()]
+        longest = max(map(len, windows.values()), default=0)
+        return [median(values) for values in windows.values() if len(values) > longest / 2]

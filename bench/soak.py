@@ -18,7 +18,7 @@ Exit status 0 if
   - every text is, as far as it was read, what the target says alone: in transformers as it ships
     (see bench/_reference.py; a true tie is excused and counted), or the table model itself;
   - nothing failed but what was to fail;
-  - over the second half, of up to five minutes, resident memory stayed within 3 %, and within 12
+  - over the second half, of up to five minutes, resident memory stayed within 3 %, and within 16
     descriptors what is open, of the verifier that is not restarted and of this process, which has
     the devices and the links in it;
   - afterwards no generation is in flight, and when the sessions' time to live is over none is

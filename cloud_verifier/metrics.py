@@ -68,6 +68,8 @@ class PrometheusObserver(Tally):
             ("cloud_alone_tokens", "Tokens committed with no draft judged.", self.cloud_alone),
             ("sessions_resumed", "Generations gone on with on a new stream.", self.resumed),
             ("kv_block_evictions", "Cached blocks given away.", self._engine.pool.evictions),
+            ("connections", "Connections that brought a call.", self.connections),
+            ("tls_handshakes", "TLS handshakes begun, whatever came of them.", self.handshakes),
         ):
             yield _counter(name, about, model, {(): total})
         for name, about, labels, totals in (

@@ -44,6 +44,12 @@ class Observer:
     def refused(self, code: str) -> None:
         """A stream ended with that error."""
 
+    def handshake(self) -> None:
+        """A TLS handshake began; gRPC does not tell how it ended. Called on a thread of gRPC's."""
+
+    def connected(self) -> None:
+        """A connection brought its first call."""
+
     def received(self, frame: str, payload_bytes: int) -> None:
         """A frame of that name came from a client."""
 

@@ -59,12 +59,22 @@ class Pace:
 
 
 class PeerPace:
-    """Holds every connection to a pace of its own, so that none is slowed by another's haste."""
+    """Holds every connection to a pace of its own, so that none is slowed by another's haste.
 
-    def __init__(self, at_once: int, per_s: float, clock: Callable[[], float]) -> None:
+    `connected` is called for each that makes its first call.
+    """
+
+    def __init__(
+        self,
+        at_once: int,
+        per_s: float,
+        clock: Callable[[], float],
+        connected: Callable[[], None] = lambda: None,
+    ) -> None:
         self._at_once = at_once
         self._per_s = per_s
         self._clock = clock
+        self._connected = connected
         self._peers: OrderedDict[str, Pace] = OrderedDict()  # longest without a call first
 
     async def turn(self, peer: str) -> None:
@@ -73,6 +83,7 @@ class PeerPace:
         pace = self._peers.get(peer)
         if pace is None:
             pace = self._peers[peer] = Pace(self._at_once, self._per_s, now)
+            self._connected()
             if len(self._peers) > MOST_PEERS:
                 self._peers.popitem(last=False)
         self._peers.move_to_end(peer)

@@ -187,7 +187,10 @@ class VerifierServer:
         """Listen and serve. Raises `InvalidRequest` if the address can't be had."""
         self._service = VerifierService(self.engine)
         bounds = self._connections
-        pace = PeerPace(bounds.calls_at_once, bounds.calls_per_s, time.monotonic)
+        observer = self.engine.observer
+        pace = PeerPace(
+            bounds.calls_at_once, bounds.calls_per_s, time.monotonic, observer.connected
+        )
         self._health = PacedHealth(pace)
         self._server = grpc.aio.server(
             options=[*_OPTIONS, *bounds.options()], maximum_concurrent_rpcs=bounds.max_calls
@@ -204,7 +207,7 @@ class VerifierServer:
             if self._tls is None:
                 port = self._server.add_insecure_port(self.address)
             else:
-                credentials = server_credentials(self._tls)
+                credentials = server_credentials(self._tls, observer.handshake)
                 port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             await self._server.stop(None)

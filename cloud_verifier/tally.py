@@ -1,7 +1,8 @@
 """What a verifier has done so far, in plain numbers.
 
 Adding to a number costs far less than a metric of prometheus_client, whose locks every pass would
-pay for. Each number is written by one thread, but for errors, and may be read by any.
+pay for. Each number is written by one thread, but for errors and handshakes, and may
+be read by any.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Tally(Observer):
         self.prompt_tokens = self.looked_up = self.found = self.resumed = self.preemptions = 0
         self.ends = Counter({reason.value: 0 for reason in FinishReason})
         self.modes = Counter({mode.value: 0 for mode in VerifyMode})
-        self._lock = threading.Lock()  # errors come from two threads
+        self._lock = threading.Lock()  # errors come from two threads, handshakes from gRPC's
+        self.handshakes = self.connections = 0
         self.errors = Counter(dict.fromkeys(BY_CODE, 0))
         self.up_bytes = Counter({"open": 0, "draft": 0, "cancel": 0})
         self.down_bytes = Counter({"opened": 0, "verdict": 0, "finished": 0})
@@ -123,6 +125,15 @@ class Tally(Observer):
         """Count an error."""
         with self._lock:
             self.errors[code] += 1
+
+    def handshake(self) -> None:
+        """Count a handshake."""
+        with self._lock:
+            self.handshakes += 1
+
+    def connected(self) -> None:
+        """Count a connection that is used."""
+        self.connections += 1
 
     def received(self, frame: str, payload_bytes: int) -> None:
         """Count a client's frame."""

@@ -48,9 +48,13 @@ class TlsFiles:
 
 
 def server_credentials(
-    files: TlsFiles, clock: Callable[[], float] = time.monotonic
+    files: TlsFiles,
+    began: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> grpc.ServerCredentials:
     """Credentials that follow the files: connections made after a change get what is new.
+
+    `began` is called at every handshake, on a thread of gRPC's.
 
     Files that don't belong together, as halfway through a change, are logged and not taken over.
     """
@@ -58,6 +62,7 @@ def server_credentials(
     lock = threading.Lock()  # asked at every handshake, by gRPC's own threads
 
     def fresh() -> Any:
+        began()
         with lock:
             if not watched.changed():
                 return None

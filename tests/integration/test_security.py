@@ -299,6 +299,24 @@ def test_certificates_that_do_not_fit_are_refused_before_anything_is_served(
             tls(tmp_path)
 
 
+@on_a_loop
+async def test_handshakes_that_bring_no_call_show_in_the_counts(pki: Path, others: Path) -> None:
+    async with serving(tls=tls(pki, mutual=True)) as verifier:
+        assert await text_of(verifier.address, device(pki))
+        assert (verifier.tally.handshakes, verifier.tally.connections) == (1, 1)
+        strangers = (
+            Credentials(),
+            Credentials(ca=pki / "ca.pem"),
+            device(others, ca=pki / "ca.pem"),
+        )
+        for stranger in strangers:
+            before = verifier.tally.handshakes
+            await refusal(verifier.address, stranger)
+            assert verifier.tally.handshakes > before
+            assert verifier.tally.connections == 1
+        assert verifier.errors == {}
+
+
 # ------------------------------------------------------------------ the client's own rules
 
 
@@ -398,7 +416,10 @@ async def test_whoever_has_no_key_is_refused_logged_and_counted(
 
 
 @on_a_loop
-async def test_a_key_that_is_revoked_ends_its_streams(keys_file: KeysFile) -> None:
+async def test_a_key_that_is_revoked_ends_its_streams(
+    keys_file: KeysFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     mine = keys_file.add("phone")
     async with serving(keys=keys_file.keys()) as verifier, raw_link(verifier.address, mine) as link:
         await link.send(opening())
@@ -408,11 +429,15 @@ async def test_a_key_that_is_revoked_ends_its_streams(keys_file: KeysFile) -> No
         with pytest.raises(Unauthenticated, match="revoked"):
             await link.receive()
         assert verifier.errors == {"UNAUTHENTICATED": 1}
+        assert [r.code for r in caplog.records if hasattr(r, "code")] == ["UNAUTHENTICATED"]
 
 
 @on_a_loop
-async def test_another_keys_session_id_opens_nothing(keys_file: KeysFile) -> None:
+async def test_another_keys_session_id_opens_nothing(
+    keys_file: KeysFile, caplog: pytest.LogCaptureFixture
+) -> None:
     mine, theirs = keys_file.add("mine"), keys_file.add("theirs")
+    caplog.set_level(logging.INFO)
     async with serving(keys=keys_file.keys()) as verifier:
         async with raw_link(verifier.address, mine) as link:
             await link.send(opening())
@@ -424,6 +449,9 @@ async def test_another_keys_session_id_opens_nothing(keys_file: KeysFile) -> Non
             await link.send(Draft(base=len(PROMPT), epoch=0, credit=1))
             assert await link.receive()  # the session goes on, undisturbed
         assert verifier.errors == {"PERMISSION_DENIED": 1}
+        refused = [vars(record) for record in caplog.records if hasattr(record, "code")]
+        assert [record["code"] for record in refused] == ["PERMISSION_DENIED"]
+        assert refused[0]["session"] == opening().session_id.hex()
 
 
 @on_a_loop
