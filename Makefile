@@ -36,6 +36,11 @@ test: setup ## Run all tests, those on the real models included
 test-fast: setup ## Run the tests that need neither torch nor models: seconds
 	pytest -n auto -m "not models and not slow" tests/unit tests/property $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## Feed the codec, for a minute, bytes found by what code they reach (Linux; installs the fuzz extra)
+	@python -c 'import atheris' 2>/dev/null || python -m pip install -q -c constraints.txt atheris
+	python -m tools.fuzz_codec $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types, import contracts, wire contract, generated files and the site
 	ruff format --check

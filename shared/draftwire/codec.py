@@ -323,7 +323,9 @@ def _decode_verdict(message: pb.Verdict) -> t.Verdict:
             pass_rows=timing.pass_rows,
             frames=timing.frames,
             heard_us=timing.heard_us,
-        ),
+        )
+        if timing.pass_rows
+        else t.Timing(),  # of no pass there is none
         hint=t.Hint(suggested_k=hint.suggested_k, load_percent=hint.load_percent)
         if message.HasField("hint")
         else None,

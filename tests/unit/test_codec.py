@@ -463,6 +463,13 @@ def test_the_clouds_own_tokens_cost_little_more_than_their_verdict() -> None:
     assert len(pack_server(own)) <= 24
 
 
+def test_a_timing_of_no_pass_is_none_and_takes_no_bytes() -> None:
+    message = pb.ServerFrame(verdict=pb.Verdict(base=4, timing=pb.Timing(queue_us=5)))
+    verdict = unpack_server(message.SerializeToString())
+    assert verdict == Verdict(base=4, accepted=0, next=(), timing=Timing())
+    assert unpack_server(pack_server(verdict)) == verdict
+
+
 def test_an_open_again_does_not_grow_with_the_history() -> None:
     history = History(tokens=(131_071,), prefix_length=100_000, prefix_hash=bytes(range(16)))
     frame = Open(

@@ -84,6 +84,7 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
         "grammar",
         "quantize",
         "otel",
+        "fuzz",
         "bench",
         "docs",
         "dev",
