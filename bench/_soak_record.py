@@ -22,12 +22,12 @@ class Side:
     files_spread: float
 
     @classmethod
-    def of(cls, vitals: Vitals, since_s: float) -> Self:
-        """What was seen, the end beginning at `since_s`."""
+    def of(cls, vitals: Vitals, since_s: float, until_s: float) -> Self:
+        """What was seen, the end being from `since_s` to `until_s`."""
         return cls(
             samples=vitals.samples,
-            memory_spread=vitals.memory_spread(since_s),
-            files_spread=vitals.files_spread(since_s),
+            memory_spread=vitals.memory_spread(since_s, until_s),
+            files_spread=vitals.files_spread(since_s, until_s),
         )
 
     def __str__(self) -> str:

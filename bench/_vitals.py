@@ -84,24 +84,22 @@ class Vitals:
             self.samples.append((at, process.memory_info().rss, process.num_fds()))
             await asyncio.sleep(every_s)
 
-    def memory_spread(self, since_s: float) -> float:
-        """(Most − least) / least after that time; 0 where nothing was sampled."""
-        medians = self._medians(since_s, 1)
+    def memory_spread(self, since_s: float, until_s: float) -> float:
+        """(Most − least) / least between those times; 0 where nothing was sampled."""
+        medians = self._medians(since_s, until_s, 1)
         return max(medians) / min(medians) - 1 if medians else 0.0
 
-    def files_spread(self, since_s: float) -> float:
-        """Most − least after that time; 0 where nothing was sampled."""
-        medians = self._medians(since_s, 2)
+    def files_spread(self, since_s: float, until_s: float) -> float:
+        """Most − least between those times; 0 where nothing was sampled."""
+        medians = self._medians(since_s, until_s, 2)
         return max(medians) - min(medians) if medians else 0.0
 
-    def _medians(self, since_s: float, which: int) -> list[float]:
-        """Of five windows of 20 s at least: what a pass needs while it runs comes and goes."""
-        window_s = max(20.0, (self.samples[-1][0] - since_s) / 5) if self.samples else 20.0
-        windows: dict[int, list[int]] = {}
+    def _medians(self, since_s: float, until_s: float, which: int) -> list[float]:
+        """Of up to five windows of 20 s: what a pass needs while it runs comes and goes."""
+        count = max(1, min(5, int((until_s - since_s) / 20.0)))
+        windows: list[list[int]] = [[] for _ in range(count)]
         for sample in self.samples:
-            if sample[0] >= since_s:
-                windows.setdefault(int((sample[0] - since_s) / window_s), []).append(
-                    int(sample[which])
-                )
-        longest = max(map(len, windows.values()), default=0)
-        return [median(values) for values in windows.values() if len(values) > longest / 2]
+            at = int((sample[0] - since_s) / (until_s - since_s) * count)
+            if since_s <= sample[0] and at < count:
+                windows[at].append(int(sample[which]))
+        return [median(values) for values in windows if values]

@@ -122,13 +122,16 @@ class Soak:
         for name, more in (await left_beyond(own, within_s=1.0)).items():
             if name != "threads":  # those of the loop's own executor stay
                 left[f"own {name}"] = more
-        since_s = took - min(took / 2, LONGEST_LOOK_S)
+        until_s = min(took, self._seconds)  # then one device after the other goes
+        since_s = until_s - min(until_s / 2, LONGEST_LOOK_S)
         return Record(
             target=Path(self._oracle.model).stem,
             sessions=self._sessions,
             seconds=took,
             outcomes=self._outcomes,
-            sides={name: Side.of(vitals, since_s) for name, vitals in self._vitals.items()},
+            sides={
+                name: Side.of(vitals, since_s, until_s) for name, vitals in self._vitals.items()
+            },
             metrics=values,
             left=left,
         )

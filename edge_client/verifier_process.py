@@ -93,10 +93,11 @@ class VerifierProcess:
 
     def _wait(self) -> None:
         lines: queue.Queue[str] = queue.Queue()
+        ready = threading.Event()
         assert self.process.stdout is not None  # noqa: S101 (both are pipes)
         assert self.process.stderr is not None  # noqa: S101
         for pipe in (self.process.stdout, self.process.stderr):
-            threading.Thread(target=_pump, args=(pipe, lines), daemon=True).start()
+            threading.Thread(target=_pump, args=(pipe, lines, ready), daemon=True).start()
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -109,16 +110,21 @@ class VerifierProcess:
                     remedy="run draftwire-verifier serve by hand to see more",
                 ) from None
             self._words.append(line)
-            if ready := _READY.match(line):
-                self.address = ready["address"]
+            if serving := _READY.match(line):
+                self.address = serving["address"]
+                ready.set()
                 return
             self._progress(line)
 
 
-def _pump(pipe: IO[str], lines: queue.Queue[str]) -> None:
-    """Read a pipe to its end, so that the process is never held up by it."""
+def _pump(pipe: IO[str], lines: queue.Queue[str], ready: threading.Event) -> None:
+    """Read a pipe to its end, so that the process is never held up by it.
+
+    What comes once it is `ready` nobody asks for: it is dropped.
+    """
     try:
         for line in pipe:
-            lines.put(line.rstrip())
+            if not ready.is_set():
+                lines.put(line.rstrip())
     except ValueError:
         pass  # the pipe was closed while we read
