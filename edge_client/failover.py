@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -70,7 +71,8 @@ class FailoverTransport:
             late = self._clock() >= failed_at + self._retry_after_s
             if late and await self._asked(transport) is not None:
                 return transport
-        return min(self._transports, key=lambda one: self._failed_at[one])  # none is known to work
+        # None is known to work, or one has come to be while others were asked.
+        return min(self._transports, key=lambda one: self._failed_at.get(one, -math.inf))
 
     async def _asked(self, transport: Transport) -> ModelCard | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
 from draftwire.errors import Draining, InvalidRequest, LinkLost
-from draftwire.types import ServingLimits
+from draftwire.types import ModelCard, ServingLimits
 from edge_client import AsyncEdgeClient, RetryPolicy
 from edge_client.drafters.table import TableDrafter
 from edge_client.failover import FailoverTransport, transport_to
@@ -98,6 +99,43 @@ async def test_the_preferred_one_is_used_again_when_it_answers() -> None:
                 at += 10.0
             assert again.engine.idle
             await again.stop()
+
+
+class Contacts(GrpcTransport):
+    """A verifier that answers when asked for the first time only if it is `there` already."""
+
+    def __init__(self, address: str, *, there: bool) -> None:
+        super().__init__(address)
+        self._there = there
+        self.asked = asyncio.Event()
+        self.told = asyncio.Event()
+
+    async def describe(self) -> ModelCard:
+        there, self._there = self._there, True
+        if there:
+            return await super().describe()
+        self.asked.set()
+        await self.told.wait()
+        raise LinkLost("not there")
+
+
+@on_a_loop
+async def test_one_that_comes_back_while_others_are_asked_is_used() -> None:
+    at = 0.0
+    async with verifier() as real:
+        first, second = Contacts(real.address, there=False), Contacts(real.address, there=False)
+        first.told.set()
+        failover = FailoverTransport([first, second], retry_after_s=1.0, clock=lambda: at)
+        for one in (first, second):
+            failover._heard(one, LinkLost("gone"))
+        at = 2.0
+        waiting = asyncio.create_task(failover._working())
+        await second.asked.wait()  # the first has not answered, the second has yet to
+        at = 4.0
+        assert await failover._working() is first
+        second.told.set()
+        assert await waiting is first
+        await failover.close()
 
 
 @on_a_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -95,7 +96,8 @@ class End(asyncio.Protocol):
             if self._read_all:
                 self._transport.close()
             else:
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # reset meanwhile: reading will tell
+                    self._transport.write_eof()
 
     def abort(self) -> None:
         """Break the connection now; the socket's peer sees a reset."""
