@@ -7,6 +7,7 @@ they come, then how it ended; at last what the process still holds when all is c
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import sys
@@ -135,6 +136,8 @@ def write(line: object) -> None:
 
 async def run(order: Order) -> None:
     """All jobs side by side; then tell what is left of them."""
+    if order.model is not None:
+        importlib.import_module("llama_cpp")  # which opens two descriptors, once for all
     before = await held_by_nobody()
     async with AsyncExitStack() as stack:
         drafting = Drafting(order.model)
