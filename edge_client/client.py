@@ -333,11 +333,6 @@ class AsyncEdgeClient:
             loaded.close()  # the drafters hold it from here on, for themselves and the tokenizer
         return cls(verifier, loaded.tokenizer, made, **options)
 
-    @classmethod
-    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
-        """As `from_model`."""
-        return cls.from_model(verifier, model, **options)
-
     async def card(self, *, again: bool = False) -> ModelCard:
         """What the verifier serves; asked once, or `again`.
 

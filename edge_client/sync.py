@@ -221,11 +221,6 @@ class EdgeClient:
         client._inner = AsyncEdgeClient.from_model(verifier, model, **options)
         return client
 
-    @classmethod
-    def from_gguf(cls, verifier: str | Transport, model: str | Path, **options: Any) -> Self:
-        """As `from_model`."""
-        return cls.from_model(verifier, model, **options)
-
     def card(self, *, again: bool = False) -> ModelCard:
         """What the verifier serves; asked once, or `again`.
 

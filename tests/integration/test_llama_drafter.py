@@ -149,7 +149,7 @@ def test_a_cancelled_prompt_is_given_up_between_batches(model: LlamaModel) -> No
 
 
 def test_a_closed_client_gives_the_models_memory_back() -> None:
-    client = AsyncEdgeClient.from_gguf("127.0.0.1:1", demo_model_path(), threads=1, context=64)
+    client = AsyncEdgeClient.from_model("127.0.0.1:1", demo_model_path(), threads=1, context=64)
     assert client.tokenizer.encode("Hello")
     asyncio.run(client.close())
     with pytest.raises(InternalError, match="is closed"):

@@ -74,9 +74,11 @@ def test_the_inner_drafter_is_asked_about_the_same_text_and_only_where_nothing_i
         inner = Counting()
         drafter = LookupDrafter(inner, start=2, prediction=prediction)
         text: list[int] = []
+        committed = 0
         keep, more = await drafter.begin(SamplingParams(), [1, 2]), [1, 2]
         for back, following in edits:
             text = [*text[:keep], *more]
+            committed = len(text) if more else committed
             asked = inner.asked
             proposal = await drafter.draft(keep, more)
             if inner.asked > asked:
@@ -90,6 +92,6 @@ def test_the_inner_drafter_is_asked_about_the_same_text_and_only_where_nothing_i
                 assert len(text) >= inner.max_context
             else:
                 text.append(proposal.token)
-            keep, more = max(2, len(text) - back), following
+            keep, more = max(committed, len(text) - back), following
 
     asyncio.run(run())

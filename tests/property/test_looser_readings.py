@@ -457,10 +457,10 @@ def a_client_opens_with_the_same_attempt(patch: pytest.MonkeyPatch) -> None:
     """Rule 1: the attempt rises with every open."""
     opened = Generation._open
 
-    async def again(self: Generation, link: Any) -> None:
+    async def again(self: Generation, stack: Any) -> Any:
         if self.opens:
             self._session.attempt -= 1
-        await opened(self, link)
+        return await opened(self, stack)
 
     patch.setattr(Generation, "_open", again)
 
@@ -470,9 +470,9 @@ def a_new_turn_keeps_the_generations_number(patch: pytest.MonkeyPatch) -> None:
     """Rule 5: it would replay the end of the one before."""
     opened = Generation._open
 
-    async def again(self: Generation, link: Any) -> None:
+    async def again(self: Generation, stack: Any) -> Any:
         self._session.generation = 1
-        await opened(self, link)
+        return await opened(self, stack)
 
     patch.setattr(Generation, "_open", again)
 
