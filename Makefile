@@ -30,7 +30,7 @@ demo: setup ## Run one prompt split and cloud-alone on the demo pair, and compar
 .PHONY: test
 test: setup ## Run all tests, those on the real models included
 	pytest -n auto tests/unit tests/property $(ARGS)
-	pytest tests/conformance tests/integration tests/gpu $(ARGS)
+	pytest -n 2 --dist loadfile tests/conformance tests/faults tests/integration tests/gpu $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need neither torch nor models: seconds
