@@ -8,7 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from draftwire.credentials import Credentials
-from draftwire.errors import DraftwireError, Draining, InvalidRequest, LinkLost, Unavailable
+from draftwire.errors import (
+    DraftwireError,
+    Draining,
+    InvalidRequest,
+    LinkLost,
+    ServerFull,
+    Unavailable,
+)
 from draftwire.types import ClientFrame, ModelCard, ServerFrame
 from edge_client.transport import GrpcTransport, Link, Transport, WireBytes
 
@@ -25,9 +32,10 @@ def transport_to(addresses: str, credentials: Credentials | None = None) -> Tran
 class FailoverTransport:
     """Opens streams to the first of several verifiers that works.
 
-    One that breaks a stream, can't be reached or is shutting down is left alone for `retry_after_s`
-    seconds, then asked for its model card before it is used again. A session that comes to another
-    verifier is opened there with its whole history. Raises `InvalidRequest` for no transports.
+    One that breaks a stream, can't be reached, is shutting down or full is left alone for
+    `retry_after_s` seconds, then asked for its model card before it is used again. A session that
+    comes to another verifier is opened there with its whole history. Raises `InvalidRequest` for
+    no transports.
     """
 
     def __init__(
@@ -86,15 +94,24 @@ class FailoverTransport:
     def _failed(self, transport: Transport, error: DraftwireError) -> DraftwireError:
         """The error to raise for one that ended a stream.
 
-        Of one verifier that is shutting down a new generation is refused; of several it isn't.
+        One verifier that is shutting down or full refuses a new generation; of several the next
+        may have it. Where all are full, that is said at once.
         """
         self._heard(transport, error)
-        if isinstance(error, Draining) and len(self._transports) > 1:
+        left = len(self._transports) - len(self._failed_at)
+        if (isinstance(error, Draining) and len(self._transports) > 1) or (
+            isinstance(error, ServerFull) and left
+        ):
             return Unavailable(error.message, remedy=error.remedy, session_id=error.session_id)
         return error
 
     def _heard(self, transport: Transport, error: DraftwireError) -> None:
-        if type(error) in (LinkLost, Draining, Unavailable):  # of the others, it may well be ours
+        if type(error) in (
+            LinkLost,
+            Draining,
+            ServerFull,
+            Unavailable,
+        ):  # of the others, it may well be ours
             self._failed_at[transport] = self._clock()
 
 

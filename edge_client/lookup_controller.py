@@ -25,10 +25,10 @@ _FOUND = Plan(window=16, chunk=8, credit=1, pipelined=True)
 class LookupController:
     """Sends plenty of what is looked up; how far the draft model drafts is `inner`'s choice.
 
-    Where that is not at all, drafts are still looked up, one ahead, to see where they hold again,
-    and the model is asked only while the cloud can't be.
-    Nor is a draft of the model's sent against that choice because what was drawn stands somewhere:
-    in `rejection` mode it would bias the output.
+    Where that is not at all, drafts are still looked up, one ahead, to see where they hold again;
+    the model is asked only while the cloud can't be reached. No draft of the model's is sent
+    against that choice because what was drawn stands somewhere: in `rejection` mode it would bias
+    the output.
     """
 
     def __init__(self, inner: Controller, drafter: LookupDrafter) -> None:

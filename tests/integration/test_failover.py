@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from table_client import MODEL, Words, on_a_loop
 
-from cloud_verifier.engine import Engine
+from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
-from draftwire.errors import Draining, InvalidRequest, LinkLost
+from draftwire.errors import Draining, InvalidRequest, LinkLost, ServerFull
 from draftwire.types import ModelCard, ServingLimits
 from edge_client import AsyncEdgeClient, RetryPolicy
 from edge_client.drafters.table import TableDrafter
@@ -23,9 +24,9 @@ PROMPT = [5, 6, 7]
 QUICK = RetryPolicy(first_wait_s=0.01, longest_wait_s=0.02, give_up_after_s=5.0)
 
 
-def verifier(listen: str = "127.0.0.1:0") -> VerifierServer:
+def verifier(listen: str = "127.0.0.1:0", **config: Any) -> VerifierServer:
     target = TableTarget(MODEL, limits=ServingLimits(max_context=2048), num_blocks=256)
-    return VerifierServer(Engine(target), listen, grace_s=0.0)
+    return VerifierServer(Engine(target, EngineConfig(**config)), listen, grace_s=0.0)
 
 
 @contextlib.asynccontextmanager
@@ -66,6 +67,25 @@ async def test_one_that_is_shutting_down_refuses_nobody_who_knows_another() -> N
         async with client(f"{first.address},{second.address}") as made:
             assert await say(made) == MODEL.generate(PROMPT, 20)
         assert second.engine.idle
+
+
+@on_a_loop
+async def test_one_that_is_full_sends_nobody_away_while_another_has_room() -> None:
+    async with (
+        verifier(max_sessions=1) as first,
+        verifier(max_sessions=1) as second,
+        client(first.address) as one,
+        client(second.address) as two,
+        client(f"{first.address},{second.address}") as made,
+    ):
+        busy = one.generate(PROMPT, max_tokens=0), two.generate(PROMPT, max_tokens=0)
+        await anext(busy[0])
+        assert await say(made) == MODEL.generate(PROMPT, 20)
+        await anext(busy[1])
+        with pytest.raises(ServerFull):
+            await say(made)
+        for stream in busy:
+            await stream.close()
 
 
 @on_a_loop
