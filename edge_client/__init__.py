@@ -12,9 +12,10 @@ from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError
 from edge_client.branch import Origin
 from edge_client.choice import Objective, Watts
-from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream
+from edge_client.client import AsyncChat, AsyncEdgeClient
 from edge_client.results import Delta, Kind, Summary, Token
 from edge_client.retry import RetryPolicy
+from edge_client.stream import AsyncStream
 from edge_client.sync import Chat, EdgeClient, Stream
 from edge_client.tentative import Shown, reduce
 from edge_client.translation import AsyncTranslator

@@ -17,10 +17,11 @@ from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
-from edge_client.client import AsyncChat, AsyncEdgeClient, AsyncStream, Messages
+from edge_client.client import AsyncChat, AsyncEdgeClient, Messages
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
+from edge_client.stream import AsyncStream
 from edge_client.tentative import Shown
 from edge_client.transport import Transport
 

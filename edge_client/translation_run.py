@@ -15,7 +15,8 @@ from edge_client.text import TextStream
 from edge_client.translation_stability import Stability
 
 if TYPE_CHECKING:
-    from edge_client.client import AsyncEdgeClient, AsyncStream
+    from edge_client.client import AsyncEdgeClient
+    from edge_client.stream import AsyncStream
 
 
 class TranslationRun:

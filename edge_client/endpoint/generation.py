@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from draftwire.errors import Draining
 from draftwire.types import FinishReason
-from edge_client.client import AsyncEdgeClient, AsyncStream
+from edge_client.client import AsyncEdgeClient
 from edge_client.endpoint.requests import Asked
 from edge_client.results import Delta, Summary
+from edge_client.stream import AsyncStream
 
 Take: TypeAlias = Callable[[int, Delta], Awaitable[None]]
 """Is given the deltas of each output."""

@@ -20,13 +20,14 @@ from collections import deque
 from typing import Any
 
 from draftwire.types import ModelCard
-from edge_client.client import AsyncEdgeClient, AsyncStream
+from edge_client.client import AsyncEdgeClient
 from edge_client.endpoint.errors import unsupported
 from edge_client.endpoint.generation import run
 from edge_client.endpoint.http import Events
 from edge_client.endpoint.requests import Asked
 from edge_client.endpoint.responses import figures
 from edge_client.results import Delta
+from edge_client.stream import AsyncStream
 
 _LOOK_S = 0.2
 """How often the connection is looked at."""

@@ -20,10 +20,10 @@ from draftwire.testing.memory import MemoryFaults, MemoryLink, MemoryTransport
 from draftwire.testing.table import TableModel
 from draftwire.types import FinishReason, ModelCard, ServingLimits
 from edge_client import AsyncEdgeClient, Delta, Kind, Origin, RetryPolicy, reduce
-from edge_client.client import AsyncStream
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import FixedController, Plan
 from edge_client.session import Session
+from edge_client.stream import AsyncStream
 
 MODEL = TableModel(vocabulary_size=320, states=512)
 PROMPT_IDS = TOKENIZER.encode(PROMPT)
