@@ -127,7 +127,7 @@ def test_every_command_explains_itself_and_its_defaults(command: list[str]) -> N
     told = " ".join(done.stdout.split())
     for action in parser_of(command)._actions:
         assert action.help or action.choices, action.dest
-        if action.default not in (None, argparse.SUPPRESS) and action.default is not False:
+        if action.default not in (None, argparse.SUPPRESS, []) and action.default is not False:
             assert f"(default: {action.default})" in told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -564,6 +565,16 @@ def test_nothing_is_left_of_fifty_generations(make: Callable[..., Any]) -> None:
         assert left <= there_were + 2  # those of other tests come and go
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """A shell has what it runs in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_ends_the_generation_before_it_is_raised(verifier: VerifierServer) -> None:
     target = verifier.engine.target
     assert isinstance(target, GatedTarget)
@@ -575,7 +586,7 @@ def test_an_interrupt_ends_the_generation_before_it_is_raised(verifier: Verifier
     hasty = RetryPolicy(cancel_timeout_s=0.05)  # does not wait for the verifier's word, held too
     with EdgeClient(verifier.address, TOKENIZER, [right()], retry=hasty) as client:
         stream = client.generate(PROMPT, max_tokens=2000)
-        with ThreadPoolExecutor(1) as pool, target.held():
+        with ThreadPoolExecutor(1) as pool, target.held(), interruptible():
             pool.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
                 stream.read()
