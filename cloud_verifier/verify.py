@@ -82,7 +82,12 @@ def finite_best(logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
 
     Raises `InternalError` if one is not finite.
     """
-    best, first = logits.max(dim=-1)
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        # NumPy is an order of magnitude faster at this than torch is; a NaN is greatest in both.
+        first = torch.from_numpy(logits.numpy().argmax(axis=-1))
+        best = logits.gather(1, first[:, None])[:, 0]
+    else:
+        best, first = logits.max(dim=-1)
     finite, *ids = torch.cat([torch.isfinite(best).all()[None], first]).tolist()  # one wait
     if not finite:
         raise InternalError("a row of logits has no finite maximum")
