@@ -131,13 +131,17 @@ class Device:
                 place, text = self.committed, self.script.text
                 if tuple(news) != text[place : place + len(news)]:
                     raise AssertionError(f"session {self._name} left its text at token {place}")
+                agrees = self.sent[: len(news)] == news[: len(self.sent)]
+                # Where the pass had no room for all drafts, the rest is judged by the next.
+                left = self.sent[len(news) :] if agrees else []
                 if place:
-                    self.rounds.append((len(self.sent), frame.accepted))
+                    self.rounds.append((len(self.sent) - len(left), frame.accepted))
                 self.committed += len(news)
-                self._epoch += frame.accepted < len(self.sent)
-                if self._k or not place or (self.committed - 1) % self._credit == 0:
+                self._epoch += not agrees
+                full = self._k or not place or (self.committed - 1) % self._credit == 0
+                if full and not left:
                     self.due_at = due_at
-                self.sent = []
+                self.sent = left
             case Finished():
                 self.done, self.due_at = True, None
             case DraftwireError():
