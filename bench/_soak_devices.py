@@ -54,7 +54,7 @@ class Outcomes:
     drafted: int = 0
     accepted: int = 0
     reopened: int = 0
-    disturbed: Counter[str] = field(default_factory=Counter)
+    disturbed: dict[str, int] = field(default_factory=Counter)
     ties: int = 0
     differences: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

@@ -244,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in faults[:20]:
         print(line, file=sys.stderr)
     if options.json:
+        record.outcomes.disturbed = dict(record.outcomes.disturbed)  # asdict copies no Counter
         result = asdict(record) | {"faults": faults}
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 1 if faults else 0
