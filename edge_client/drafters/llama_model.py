@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from pathlib import Path
 from typing import Any
 
-from draftwire.errors import CannotRollBack, InternalError, ModelLoadFailed
+from draftwire.errors import CannotRollBack, ModelLoadFailed
 from edge_client.drafters.llama_context import LlamaContext
 from edge_client.drafters.llama_library import llama, recent_errors
 from edge_client.drafters.llama_tokenizer import LlamaTokenizer
+from edge_client.drafters.shared_model import SharedModel
 
 
-class LlamaModel:
+class LlamaModel(SharedModel):
     """A model in memory. Made by `load`; `tokenizer` speaks its vocabulary.
 
     Its memory is freed when it and every drafter made from it are closed, in whatever order.
@@ -21,11 +21,9 @@ class LlamaModel:
 
     def __init__(self, path: Path, pointer: Any) -> None:
         """Take over llama.cpp's model `pointer`; use `load` instead."""
+        super().__init__()
         self._llama = llama()
         self._pointer = pointer
-        self._lock = threading.Lock()
-        self._users = 1
-        self._closed = False
         self.path = path
         self.name = self.metadata("general.name") or path.stem
         self.trained_context = int(self._llama.llama_model_n_ctx_train(pointer))
@@ -82,31 +80,12 @@ class LlamaModel:
     def pointer(self) -> Any:
         """llama.cpp's model. Raises `InternalError` once its memory is freed."""
         if self._pointer is None:
-            raise InternalError(f"the model {self.name} is closed")
+            raise self._is_closed()
         return self._pointer
 
-    def retain(self) -> None:
-        """Keep the memory until a matching `release`."""
-        with self._lock:
-            if not self._users:
-                raise InternalError(f"the model {self.name} is closed")
-            self._users += 1
-
-    def release(self) -> None:
-        """Undo one `retain`; the last frees the memory."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._llama.llama_model_free(self._pointer)
-                self._pointer = None
-
-    def close(self) -> None:
-        """Give up the model. May be called again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self.release()
+    def _free(self) -> None:
+        self._llama.llama_model_free(self._pointer)
+        self._pointer = None
 
     def _try_out(self) -> None:
         """Decode and rewind a few tokens, so that a model unfit to draft is refused at load."""

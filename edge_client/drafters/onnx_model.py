@@ -7,13 +7,13 @@ The model's interface is the one that exporters agree on: `input_ids`, `attentio
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwire.errors import InternalError, InvalidRequest, MissingDependency, ModelLoadFailed
+from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed
 from edge_client.drafters.onnx_tokenizer import OnnxTokenizer, read_json
+from edge_client.drafters.shared_model import SharedModel
 from edge_client.drafters.threaded import default_threads
 
 CPU = "CPUExecutionProvider"
@@ -26,7 +26,7 @@ PAST, PRESENT = "past_key_values.", "present."
 _CONTEXT = 4096  # of a model whose files don't say
 
 
-class OnnxModel:
+class OnnxModel(SharedModel):
     """A model in memory. Made by `load`; `tokenizer` speaks its vocabulary.
 
     `providers` are the execution providers that run it, the preferred one first. Its memory is
@@ -35,10 +35,8 @@ class OnnxModel:
 
     def __init__(self, path: Path, directory: Path, session: Any) -> None:
         """Take over ONNX Runtime's `session`; use `load` instead."""
+        super().__init__()
         self._session: Any = session
-        self._lock = threading.Lock()
-        self._users = 1
-        self._closed = False
         self.path = path
         config = read_json(directory / "config.json")
         text = config.get("text_config", config)
@@ -99,7 +97,7 @@ class OnnxModel:
     def session(self) -> Any:
         """ONNX Runtime's session. Raises `InternalError` once its memory is freed."""
         if self._session is None:
-            raise InternalError(f"the model {self.name} is closed")
+            raise self._is_closed()
         return self._session
 
     @property
@@ -121,27 +119,8 @@ class OnnxModel:
             if name.startswith(PAST)
         }
 
-    def retain(self) -> None:
-        """Keep the memory until a matching `release`."""
-        with self._lock:
-            if not self._users:
-                raise InternalError(f"the model {self.name} is closed")
-            self._users += 1
-
-    def release(self) -> None:
-        """Undo one `retain`; the last frees the memory."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._session = None
-
-    def close(self) -> None:
-        """Give up the model. May be called again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self.release()
+    def _free(self) -> None:
+        self._session = None
 
     def _check(self) -> None:
         """Refuse what is no decoder with a cache of keys and values."""
