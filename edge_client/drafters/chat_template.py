@@ -5,19 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
-from draftwire.errors import InvalidRequest, MissingDependency
+from draftwire.errors import DraftwireError, InvalidRequest, MissingDependency
+
+Renderer: TypeAlias = Callable[[Sequence[Mapping[str, str]]], str]
 
 
-def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    """Raise `InvalidRequest` if a message lacks the texts `role` and `content`."""
+def rendered(
+    messages: Sequence[Mapping[str, str]], template: Callable[[], Renderer] | None, name: str
+) -> str:
+    """The text of a conversation, ready for the answer, by the template of the model called `name`.
+
+    Raises `InvalidRequest` if there is none, it is broken or refuses the messages, or a message
+    lacks the texts `role` and `content`.
+    """
     for message in messages:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise InvalidRequest("a chat message needs the texts role and content")
+    if template is None:
+        raise InvalidRequest(f"{name} has no chat template", remedy="send a plain prompt")
+    try:
+        return template()(messages)
+    except DraftwireError:
+        raise
+    except Exception as error:  # a template may raise what it likes
+        raise InvalidRequest(
+            f"the chat template can't render the messages: {str(error) or type(error).__name__}"
+        ) from error
 
 
-def renderer(source: str, *, bos: str, eos: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
+def renderer(source: str, *, bos: str, eos: str) -> Renderer:
     """Renders messages as `transformers` does, ready for the answer.
 
     `source` is Jinja; it runs in a sandbox, for it came with a model. What it raises for the

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from draftwire import vocab
 from draftwire.errors import InternalError, InvalidRequest
+from edge_client.drafters.chat_template import Renderer, rendered
 from edge_client.drafters.llama_library import llama
 
 if TYPE_CHECKING:
@@ -53,19 +54,8 @@ class LlamaTokenizer:
         Raises `InvalidRequest` if there is no template, it is broken or refuses the messages, or
         a message lacks `role` or `content`.
         """
-        for message in messages:
-            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                raise InvalidRequest("a chat message needs the texts role and content")
-        if self._chat_template is None:
-            raise InvalidRequest(
-                f"{self._model.name} has no chat template", remedy="send a plain prompt"
-            )
-        try:
-            text = self._renderer(messages)
-        except Exception as error:  # a template may raise what it likes
-            raise InvalidRequest(
-                f"the chat template can't render the messages: {str(error) or type(error).__name__}"
-            ) from error
+        template = None if self._chat_template is None else lambda: self._renderer
+        text = rendered(messages, template, self._model.name)
         # The template writes the beginning token itself: adding it again would double it.
         return self._tokenize(text, add_special=False)
 
@@ -112,7 +102,7 @@ class LlamaTokenizer:
             size = -count
 
     @cached_property
-    def _renderer(self) -> Callable[[Sequence[Mapping[str, str]]], str]:
+    def _renderer(self) -> Renderer:
         """Renders messages as Hugging Face does."""
         # Importing llama_cpp has already imported it, and with it Jinja2.
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter

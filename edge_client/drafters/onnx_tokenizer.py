@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from draftwire import vocab
 from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed
 from draftwire.pieces import token_pieces
-from edge_client.drafters.chat_template import check_messages, renderer
+from edge_client.drafters.chat_template import Renderer, rendered, renderer
 
 
 class OnnxTokenizer:
@@ -83,16 +83,8 @@ class OnnxTokenizer:
         Raises `InvalidRequest` if there is no template, it is broken or refuses the messages, or
         a message lacks `role` or `content`.
         """
-        check_messages(messages)
-        if self._template is None:
-            raise InvalidRequest(f"{self._name} has no chat template", remedy="send a plain prompt")
-        render = self._renderer
-        try:
-            text = render(messages)
-        except Exception as error:  # a template may raise what it likes
-            raise InvalidRequest(
-                f"the chat template can't render the messages: {str(error) or type(error).__name__}"
-            ) from error
+        template = None if self._template is None else lambda: self._renderer
+        text = rendered(messages, template, self._name)
         # The template writes the beginning token itself: adding it again would double it.
         return self._tokenize(text, add_special=False)
 
@@ -151,7 +143,7 @@ class OnnxTokenizer:
         return told
 
     @cached_property
-    def _renderer(self) -> Callable[[Sequence[Mapping[str, str]]], str]:
+    def _renderer(self) -> Renderer:
         return renderer(
             self._template or "", bos=self._text("bos_token"), eos=self._text("eos_token")
         )
