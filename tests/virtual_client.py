@@ -28,6 +28,7 @@ async def serving(
     draft_model: TableModel | None = None,
     drafters: int = 1,
     delay_s: float = 0.0,
+    tokenizer: TableTokenizer = TOKENIZER,
 ) -> AsyncIterator[tuple[AsyncEdgeClient, Engine]]:
     engine = Engine(TableTarget(model), clock=asyncio.get_running_loop().time)
 
@@ -42,7 +43,7 @@ async def serving(
         TableDrafter(draft_model or model.perturbed(0.2, 1), draft_time_s=0.001)
         for _ in range(drafters)
     ]
-    async with AsyncEdgeClient(transport, TOKENIZER, ours) as client:
+    async with AsyncEdgeClient(transport, tokenizer, ours) as client:
         yield client, engine
     running.cancel()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -27,12 +26,6 @@ BODY: dict[str, Any] = {
 LONG = BODY | {"max_tokens": None}
 """To the end of the context."""
 CONTEXT = 4096
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[World]:
-    with world([mostly_right()]) as served:
-        yield served
 
 
 # ------------------------------------------------------------------ callers that leave

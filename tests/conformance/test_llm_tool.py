@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("llm")
 
-from endpoint_world import World, alone, chat_prompt, mostly_right, text_of, world
+from endpoint_world import World, alone, chat_prompt, text_of
 
 CONFIG = """\
 - model_id: draftwire
@@ -24,12 +23,6 @@ CONFIG = """\
   api_base: {url}/v1
   completion: true
 """
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[World]:
-    with world([mostly_right()]) as served:
-        yield served
 
 
 def llm(served: World, folder: Path, *arguments: str) -> str:

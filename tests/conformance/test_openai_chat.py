@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,18 +19,6 @@ ASK: Any = [{"role": "user", "content": "the cat"}]
 IDS = alone(chat_prompt("the cat"), 48)
 TEXT = text_of(IDS)
 GREEDY: dict[str, Any] = {"model": "table", "messages": ASK, "max_tokens": 48, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[World]:
-    with world([mostly_right()]) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def openai(served: World) -> Iterator[OpenAI]:
-    with served.openai() as client:
-        yield client
 
 
 def whole(openai: OpenAI, **options: Any) -> ChatCompletion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
-from endpoint_world import TOKENIZER, World, alone, mostly_right, text_of, world
+from endpoint_world import TOKENIZER, alone, text_of
 from openai import BadRequestError, OpenAI
 from openai.types import Completion
 
@@ -18,18 +17,6 @@ PROMPT = "the cat"
 IDS = alone(PROMPT, 32)
 TEXT = text_of(IDS)
 GREEDY: dict[str, Any] = {"model": "table", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[World]:
-    with world([mostly_right()]) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def openai(served: World) -> Iterator[OpenAI]:
-    with served.openai() as client:
-        yield client
 
 
 def whole(openai: OpenAI, **options: Any) -> Completion:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from endpoint_world import QUICK, TOKENIZER, World, endpoint, mostly_right, world
+from endpoint_world import QUICK, TOKENIZER, World, endpoint, world
 
 from draftwire import errors
 from draftwire.errors import DraftwireError
@@ -21,12 +21,6 @@ from edge_client.endpoint.errors import described
 from edge_client.sync import _Loop
 
 ASK: Any = [{"role": "user", "content": "the cat"}]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[World]:
-    with world([mostly_right()]) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")

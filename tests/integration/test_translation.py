@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 from interpreter_model import GAP, TOKENIZER, WORDS, Interpreter, sentence
+from virtual_client import serving
 
-from cloud_verifier.engine import Engine
-from cloud_verifier.service import VerifierService
-from cloud_verifier.table_target import TableTarget
 from draftwire.errors import DraftwireError, InvalidRequest
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryFaults, MemoryTransport
 from edge_client import AsyncEdgeClient
-from edge_client.drafters.table import TableDrafter
 from edge_client.translation_results import TranslationReport, TranslationUpdate
 
 LINES = [[sentence(*range(start, start + count)) for count in range(2, 25, 2)] for start in (3, 40)]
@@ -26,19 +22,8 @@ LINES[0][4:4] = [sentence(3, 4, 99, *range(6, 15))]  # corrected in the middle
 
 @contextlib.asynccontextmanager
 async def interpreting(drafters: int = 1, delay_s: float = 0.0) -> AsyncIterator[AsyncEdgeClient]:
-    engine = Engine(TableTarget(Interpreter()), clock=asyncio.get_running_loop().time)
-
-    async def compute(step: Any, arrivals: Any) -> Any:
-        await asyncio.sleep(0.01)
-        return step(arrivals)
-
-    service = VerifierService(engine, compute, asyncio.get_running_loop().time)
-    running = asyncio.create_task(service.run())
-    transport = MemoryTransport(service.decode, engine.card, MemoryFaults(delay_s=delay_s))
-    ours = [TableDrafter(Interpreter(9), draft_time_s=0.001) for _ in range(drafters)]
-    async with AsyncEdgeClient(transport, TOKENIZER, ours) as client:
+    async with serving(Interpreter(), Interpreter(9), drafters, delay_s, TOKENIZER) as (client, _):
         yield client
-    running.cancel()
 
 
 def follow(
