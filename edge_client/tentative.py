@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from draftwire.types import common_prefix
 from edge_client.results import Delta, Kind, Token
 
 
@@ -24,7 +25,7 @@ class Shown:
 
     def apply(self, delta: Delta) -> None:
         """Take a delta in."""
-        ids = [token.id for token in delta.tokens]
+        ids = _ids(delta.tokens)
         match delta.kind:
             case Kind.COMMITTED:
                 self.final += delta.text
@@ -61,11 +62,7 @@ class Tentative:
     def change(self, given: Delta, tail: Sequence[Token], kind: Kind) -> list[Delta]:
         """The deltas after which `given` is final and `tail` is shown; news in it is of `kind`."""
         wanted = [*given.tokens, *tail]
-        kept = 0
-        while kept < min(len(wanted), len(self.tokens)) and (
-            wanted[kept].id == self.tokens[kept].id
-        ):
-            kept += 1
+        kept = common_prefix(_ids(wanted), _ids(self.tokens))
         dead, settled = self.tokens[kept:], len(given.tokens)
         self.retracted += len(dead)
         self.tokens = list(tail)
@@ -75,6 +72,10 @@ class Tentative:
             _delta(wanted[max(kept, settled) :], kind),
         ]
         return [delta for delta in deltas if delta.tokens or delta.text]
+
+
+def _ids(tokens: Sequence[Token]) -> list[int]:
+    return [token.id for token in tokens]
 
 
 def _delta(tokens: Sequence[Token], kind: Kind) -> Delta:

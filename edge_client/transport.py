@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -30,8 +30,6 @@ from draftwire.errors import (
 from draftwire.types import MAX_FRAME_BYTES, ClientFrame, Draft, ModelCard, ServerFrame, Verdict
 from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
-
-_T = TypeVar("_T")
 
 _SEND_FAILED = "Internal error from Core"
 _STATUS_POLLS = 100
@@ -293,14 +291,14 @@ async def _ending_of(call: Any) -> grpc.aio.AioRpcError:
     )
 
 
-def _at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
+def _at_once(ending: Coroutine[Any, Any, grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:
     """What a coroutine returns that has nothing to wait for."""
     try:
-        coroutine.send(None)
+        ending.send(None)
     except StopIteration as done:
-        value: _T = done.value
+        value: grpc.aio.AioRpcError = done.value
         return value
-    coroutine.close()
+    ending.close()
     raise AssertionError("it waits")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 
 import numpy as np
 import torch
@@ -89,14 +89,12 @@ class FixedPlan:
         lowest = np.zeros_like(packed.positions)
         if window is not None:
             np.maximum(packed.positions - window + 1, 0, out=lowest)
-        places = zip(spans, lowest.tolist(), packed.positions.tolist(), strict=True)
-        seen = [(span, low // size, low, position) for span, low, position in places]
+        tokens = zip(count(), spans, lowest.tolist(), packed.positions.tolist(), strict=False)
         # Neighbours of one session that see back to the same block share a copy of it.
-        for (span, first), sharing in groupby(range(packed.tokens), key=lambda row: seen[row][:2]):
+        for (span, first), sharing in groupby(tokens, lambda token: (token[1], token[2] // size)):
             queries = [
                 (row, low - first * size, position - first * size + 1)
-                for row in sharing
-                for _, _, low, position in [seen[row]]
+                for row, _, low, position in sharing
             ]
             last = first + (queries[-1][2] - 1) // size
             yield _Context(torch.from_numpy(packed.blocks[span, first : last + 1]), queries)

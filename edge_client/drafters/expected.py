@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwire.types import Tokens
-from edge_client.drafters.ngrams import NgramIndex
+from edge_client.drafters.ngrams import NgramIndex, agreement
 
 _NGRAM = 2  # tokens that must agree far from where the difference was
 _NEAR = 8  # tokens by which what was replaced and its replacement may differ in length
@@ -40,13 +40,12 @@ class ExpectedText:
 
         (0, 0) for nowhere. The place may be the text's end.
         """
-        left = self._align(output)
-        if left == len(output):
+        left, end = self._align(output), len(output)
+        if left == end:
             return left, left - self._differed
-        end = len(output)
-        near = sorted(range(end - _NEAR, end + _NEAR + 1), key=lambda place: abs(place - end))
-        place = max(near, key=lambda place: self._agreement(output, place))
-        agreed = self._agreement(output, place)
+        near = range(max(left + 1, end - _NEAR), min(len(self.tokens), end + _NEAR) + 1)
+        found = [(agreement(self.tokens, at, output, min(at, end) - left), at) for at in near]
+        agreed, place = max(found, key=lambda it: (it[0], -abs(it[1] - end)), default=(0, 0))
         if agreed < self._least:
             place, agreed = self._index.find(output)
         return (place, agreed) if agreed >= self._least else (0, 0)
@@ -57,9 +56,11 @@ class ExpectedText:
         And the rest of it alike, if some tokens stand in the place of some others.
         """
         left = self._align(output)
+        if left == len(output):
+            return
         place, agreed = self.find(output)
         agreed = min(agreed, len(output) - left, place - left)
-        if left == len(output) or agreed < _NGRAM or place - agreed - left > _FARTHEST:
+        if agreed < _NGRAM or place - agreed - left > _FARTHEST:
             return
         old, new = self.tokens[left : place - agreed], list(output[left : len(output) - agreed])
         rest = self.tokens[place:]
@@ -76,16 +77,6 @@ class ExpectedText:
         ):
             self._aligned += 1
         return self._aligned
-
-    def _agreement(self, output: Tokens, place: int) -> int:
-        """How many tokens before `place`, and since the difference, end the output, too."""
-        if not self._aligned < place <= len(self.tokens):
-            return 0
-        most = min(place, len(output)) - self._aligned
-        length = 0
-        while length < most and self.tokens[place - 1 - length] == output[-1 - length]:
-            length += 1
-        return length
 
 
 def _replaced(tokens: list[int], old: list[int], new: list[int]) -> list[int]:

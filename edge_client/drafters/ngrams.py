@@ -51,10 +51,15 @@ class NgramIndex:
             return best
         places = self._followed.get(tuple(context[-self._ngram :]), ())
         for place in places[-_LATEST:]:
-            length = self._ngram
-            most = min(place, len(context), _LONGEST)
-            while length < most and self.text[place - 1 - length] == context[-1 - length]:
-                length += 1
+            length = agreement(self.text, place, context, _LONGEST)
             if length >= best[1]:
                 best = place, length
         return best
+
+
+def agreement(text: Tokens, place: int, context: Tokens, most: int) -> int:
+    """How many tokens before `place` of a text end the context, too; at most `most`."""
+    most, length = min(place, len(context), most), 0
+    while length < most and text[place - 1 - length] == context[-1 - length]:
+        length += 1
+    return length
