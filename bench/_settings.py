@@ -110,7 +110,7 @@ QUICK = Form(
 DEFAULT = Form(
     cells=[
         *(Cell(network, Q4) for network in _NETWORKS),
-        *(Cell("lte", drafter) for drafter in (GOOD, POOR)),
+        *(Cell(network, drafter) for network in ("lan", "lte") for drafter in (GOOD, POOR)),
         *(Cell("lte", drafter, 0.8) for drafter in (Q4, POOR)),
     ],
     settings=[*FIXED, ADAPTIVE],
