@@ -41,14 +41,17 @@ class Runner:
         self._keys = keys
         self._pinned = pinned
         self._controllers: dict[Cell, AdaptiveController] = {}
+        self._warm = False
 
     async def warm_up(self, cell: Cell, settings: Sequence[str], prompt: Prompt, most: int) -> None:
-        """Run all settings for a little, once in a cell's life; the controller for a whole text."""
-        if cell in self._controllers:
-            return
-        self._controllers[cell] = AdaptiveController()
-        for setting in settings:
-            await self.run(cell, setting, prompt, most if setting == ADAPTIVE else 8)
+        """The controller's first text of a cell; before the first cell a little of all settings."""
+        if not self._warm:
+            for setting in settings:
+                if setting != ADAPTIVE:
+                    await self.run(cell, setting, prompt, 8)
+            self._warm = True
+        if ADAPTIVE in settings and cell not in self._controllers:
+            await self.run(cell, ADAPTIVE, prompt, most)
 
     async def run(self, cell: Cell, setting: str, prompt: Prompt, tokens: int) -> dict[str, Any]:
         """Generate so many tokens; returns the figures of the record."""

@@ -76,6 +76,13 @@ class Setting:
             if run.get("taken_ms")
         ]
 
+    @property
+    def estimate_error(self) -> float | None:
+        """The same of all repetitions together; None where nothing was expected."""
+        expected = sum(run.get("expected_ms", 0.0) for run in self.runs.values())
+        taken = sum(run.get("taken_ms", 0.0) for run in self.runs.values())
+        return expected / taken - 1 if taken else None
+
 
 @dataclass(frozen=True, slots=True)
 class CellFigures:

@@ -115,7 +115,7 @@ DEFAULT = Form(
     ],
     settings=[*FIXED, ADAPTIVE],
     repetitions=3,
-    tokens=96,
+    tokens=80,
     alone=True,
 )
 EVERYTHING = [Cell(*cell) for cell in itertools.product(_NETWORKS, (Q4, GOOD, POOR), (0.0, 0.8))]

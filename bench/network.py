@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--record", type=Path, metavar="FILE", help="where to (bench/results/…)")
     parser.add_argument("--model", help="GGUF file on both sides, or 'table' (the demo model)")
     parser.add_argument("--repetitions", type=int, metavar="N", help="of every run (3; quick: 2)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of every text (96; quick: 64)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of every text (80; quick: 64)")
     parser.add_argument(
         "--cells", nargs="+", metavar="TEXT", help="only cells whose name has one of these in it"
     )

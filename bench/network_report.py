@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = Record.read(path)
         broken += _network_claims.broken(record)
         claims = _network_claims.table(_network_claims.claims(record))
+        claims += f"\n{_network_claims.flowing(record)}"
         pictures = _pictures(record, options.plots, options.into) if options.plots else ""
         parts.append(("", f"{claims}\n{pictures}{_network_tables.report(record)}"))
     for kind, text in parts:

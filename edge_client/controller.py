@@ -59,6 +59,7 @@ class AdaptiveController:
         self._watts = watts or Watts()
         self._most = self._longest = longest
         self._alone_tokens = self._look = 0
+        self._flowing = False  # whether drafts sent in this stream were judged
         self._cloud = Plan.cloud_alone()
 
     @property
@@ -68,8 +69,11 @@ class AdaptiveController:
 
     @property
     def expected(self) -> Pace | None:
-        """What a token is thought to take under the present plan; None while nothing is known."""
-        return self.options[self.chosen].pace if self.options else None
+        """What a token is thought to take now; None while nothing is known.
+
+        That is the cloud's pace also where drafts are to be sent, until the first are judged.
+        """
+        return self.options[self.chosen if self._flowing else 0].pace if self.options else None
 
     def plan(self, view: View) -> Plan:
         """Draft one more token, send what there is, or leave it to the cloud."""
@@ -94,6 +98,9 @@ class AdaptiveController:
     def judged(self, outcome: Round) -> None:
         """Learn from a verdict and decide how to go on."""
         self.measured.learn(outcome)
+        if outcome.first or not self.chosen:
+            self._flowing = False
+        self._flowing |= bool(outcome.sent and outcome.outcomes)
         if outcome.hint is not None:
             self._longest = min(self._most, outcome.hint.suggested_k or self._most)
         self._alone_tokens += outcome.committed
