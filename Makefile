@@ -81,7 +81,10 @@ soak: setup ## Half an hour of 64 devices, faults and restarts: equal texts, and
 	python -m bench.soak --faults --minutes 30 $(ARGS)
 
 .PHONY: bench
-bench: $(filter-out bench-soak,$(BENCHES)) ## Run every benchmark but the soak, which takes long
+bench: bench-network ## Compare splitting with the cloud alone over networks, within an hour (ARGS=--quick: minutes)
+
+.PHONY: benches
+benches: $(filter-out bench-soak,$(BENCHES)) ## Run every benchmark but the soak, which takes long
 
 bench-%: setup ## Run one benchmark of bench/
 	python -m bench.$* $(ARGS)

@@ -141,6 +141,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, str, float, floa
     rates = (0.97, 0.6) if arguments.quick else RATES
     yield from itertools.product(speeds, profiles, rates, (0.0,))
     if arguments.full:
+        yield from itertools.product(("cpu",), ("lan", "lte"), (0.95,), (0.0,))
         for profile, rate in itertools.product(profiles, rates):
             yield "cpu", profile, rate, 0.8
 
