@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from bench._network_record import Record
 from bench._network_stats import CellFigures, cells, texts
+from bench._network_tables import FLOWING_HEAD
 from bench._settings import ADAPTIVE, CLOUD, Q4, Cell
 
 FIXED_KINDS = (CLOUD, "waiting", "pipelined", "run-on")
@@ -64,11 +65,7 @@ def flowing(record: Record) -> str:
         f"| {drafter} | {name} | {_told(near)} | {_told(waiting)} | {_told(cloud)} |"
         for drafter, (name, near, waiting, cloud) in _flowing(cells(record)).items()
     ]
-    head = (
-        "| 60 ms away, greedy | best that flows | over itself 1 ms away | over the best that waits "
-        "| over cloud-alone |\n|---|---|---|---|---|"
-    )
-    return "\n".join([head, *rows]) + "\n" if rows else ""
+    return "\n".join([FLOWING_HEAD, *rows]) + "\n" if rows else ""
 
 
 def _told(ratio: float | None) -> str:

@@ -13,6 +13,10 @@ _HEAD = (
     "| setting | tokens/s | × cloud-alone | TTFT | TPOT | token gap p50, p95 | α | τ "
     "| bytes | target tokens |\n|---|---|---|---|---|---|---|---|---|---|"
 )
+FLOWING_HEAD = (
+    "| 60 ms away, greedy | best that flows | over itself 1 ms away | over the best that waits "
+    "| over cloud-alone |\n|---|---|---|---|---|"
+)
 LEGEND = """\
 Tokens/s are from request to last token: median, and least and greatest of the repetitions; the
 ratio is to cloud-alone in the same repetition. TTFT (time to first token), TPOT (time per further
@@ -68,11 +72,7 @@ def _flowing(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         for line in lines
         if line.get("speeds") == "cpu" and line["temperature"] == 0
     }
-    rows = [
-        "| 60 ms away, α | best that flows | over itself 1 ms away | over the best that waits "
-        "| over cloud-alone |",
-        "|---|---|---|---|---|",
-    ]
+    rows = [FLOWING_HEAD]
     for (profile, rate), far in sorted(fixed.items(), key=lambda item: -item[0][1]):
         near = fixed.get(("lan", rate))
         if profile != "lte" or near is None:
@@ -80,7 +80,7 @@ def _flowing(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         best = min((n for n in far if n.startswith(("flowing", "run-on"))), key=lambda n: far[n])
         waiting = min(ms for name, ms in far.items() if name.startswith("waiting"))
         rows.append(
-            f"| {rate:g} | {best} | {near[best] / far[best]:.2f} | {waiting / far[best]:.2f} "
+            f"| α {rate:g} | {best} | {near[best] / far[best]:.2f} | {waiting / far[best]:.2f} "
             f"| {far['cloud-alone'] / far[best]:.2f} |"
         )
     return rows
