@@ -1,0 +1,1 @@
+"""`draftwire conformance`: a verifier that judges the client which talks to it."""
