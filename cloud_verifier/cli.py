@@ -12,6 +12,7 @@ from cloud_verifier.issue import add_issuing, issue
 from draftwire import __version__
 from draftwire.commands import (
     HelpFormatter,
+    add_conformance,
     add_credentials,
     add_export,
     credentials,
@@ -236,6 +237,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_credentials(health)
     add_export(commands)
+    add_conformance(commands)
     add_issuing(commands)
     return parser
 
@@ -252,6 +254,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor(arguments)
         if arguments.command in ("keys", "certs"):
             return issue(arguments)
+        if arguments.command == "conformance":
+            from cloud_verifier.conformance import run
+
+            return run.command(arguments)
         if arguments.command == "export-onnx":
             from cloud_verifier import export
 

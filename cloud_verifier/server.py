@@ -21,6 +21,7 @@ from cloud_verifier.connections import ConnectionBounds, Context, PacedHealth
 from cloud_verifier.engine import Engine
 from cloud_verifier.gate import Caller, Gate
 from cloud_verifier.pace import PeerPace
+from cloud_verifier.refusal import abort
 from cloud_verifier.service import VerifierService
 from cloud_verifier.tls import TlsFiles, server_credentials
 from cloud_verifier.tracing import traced
@@ -87,7 +88,7 @@ class VerifierServicer(rpc.VerifierServicer):
                     self._observer.sent(message.WhichOneof("frame") or "", message.ByteSize())
                     yield message
         except DraftwireError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def DescribeModel(  # noqa: N802
         self, request: pb.DescribeModelRequest, context: Context
@@ -120,7 +121,7 @@ class VerifierServicer(rpc.VerifierServicer):
         """
         self._observer.refused(error.code)
         logger.warning("refused %s", context.peer(), extra={"code": error.code})
-        await _abort(context, error)
+        await abort(context, error)
 
     async def _frames(
         self, messages: AsyncIterator[pb.ClientFrame], caller: Caller
@@ -143,17 +144,6 @@ def _padding(metadata: Sequence[tuple[str, str | bytes]]) -> int:
         raise InvalidRequest(f"draftwire-padding is {asked!r}, which is no number") from None
     check_padding(multiple)
     return multiple
-
-
-async def _abort(context: Context, error: DraftwireError) -> NoReturn:
-    metadata: tuple[tuple[str, str | bytes], ...] = (
-        ("draftwire-code", error.code),
-        ("draftwire-remedy-bin", error.remedy.encode()),
-        ("draftwire-session", error.session_id or ""),
-    )
-    await context.abort(
-        getattr(grpc.StatusCode, error.status), error.message, trailing_metadata=metadata
-    )
 
 
 class VerifierServer:

@@ -10,6 +10,7 @@ from typing import Any
 from draftwire import __version__
 from draftwire.commands import (
     HelpFormatter,
+    add_conformance,
     add_credentials,
     add_export,
     credentials,
@@ -93,6 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     add_models(commands)
     add_export(commands)
+    add_conformance(commands)
     return parser
 
 

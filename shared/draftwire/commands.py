@@ -14,6 +14,15 @@ from draftwire.errors import InvalidRequest
 API_KEY_VARIABLE = "DRAFTWIRE_API_KEY"
 
 
+CONFORMANCE_EXAMPLES = """\
+examples:
+  draftwire conformance -- ./my-client
+  draftwire conformance --only cut --traces traces -- ./my-client --verbose
+  draftwire conformance --tasks --listen 192.168.1.7:7433 > tasks.jsonl
+  draftwire conformance --listen 192.168.1.7:7433
+"""
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default to an option's help, where there is one and the help does not say it."""
 
@@ -22,6 +31,10 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         if unset or "default" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
+
+
+class _ExamplesFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Leaves the examples as they are."""
 
 
 def positive(text: str) -> int:
@@ -131,3 +144,48 @@ def add_export(commands: Any) -> None:
         help="what the linear layers' weights are kept in; with fewer bits than float32 the text "
         "is a worse draft of the source's, which the command says",
     )
+
+
+def add_conformance(commands: Any) -> None:
+    """The command `conformance`, which the device's command passes on to the verifier's."""
+    conformance = commands.add_parser(
+        "conformance",
+        help="check a client of any language against the wire rules",
+        description="Serve as a verifier that judges its client: scenario by scenario the client "
+        "is given a task, frames are lost, streams broken and opened again, and every frame it "
+        "sends is held against the rules of docs/protocol.md. Exits 0 if all is well, else 1. "
+        "No model and no torch are needed. docs/implementers.md says how a client is written.",
+        epilog=CONFORMANCE_EXAMPLES,
+        formatter_class=_ExamplesFormatter,
+    )
+    conformance.add_argument(
+        "client",
+        nargs="*",
+        metavar="COMMAND",
+        help="starts the client, after --: it reads tasks from stdin and answers on stdout; "
+        "without, clients that are started elsewhere are waited for",
+    )
+    conformance.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="this scenario; can be repeated"
+    )
+    conformance.add_argument("--list", action="store_true", help="list the scenarios")
+    conformance.add_argument(
+        "--tasks", action="store_true", help="print the tasks, a line of JSON each"
+    )
+    conformance.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where to; 0: any port"
+    )
+    conformance.add_argument(
+        "--patience",
+        type=seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds a client may be silent where a frame is due",
+    )
+    conformance.add_argument(
+        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds a scenario may take"
+    )
+    conformance.add_argument(
+        "--traces", metavar="DIR", help="write the frames of each scenario there"
+    )
+    conformance.add_argument("--json", action="store_true", help="print one JSON object")
