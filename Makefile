@@ -50,6 +50,7 @@ check: setup ## Check format, lint, types, import contracts, wire contract, gene
 	buf lint
 	python -m tools.stubs --check
 	python -m tools.cli_docs --check
+	python -m tools.traces --check
 	mkdocs build --strict
 
 .PHONY: format
@@ -62,8 +63,9 @@ proto: setup ## Regenerate the stubs from proto/ (BREAK=1: even if the change br
 	python -m tools.stubs $(if $(BREAK),--break)
 
 .PHONY: docs
-docs: setup ## Regenerate docs/cli.md from the commands' help texts, and build the site into build/site
+docs: setup ## Regenerate docs/cli.md from the commands' help texts and docs/traces/, and build the site into build/site
 	python -m tools.cli_docs
+	python -m tools.traces
 	mkdocs build --strict
 
 .PHONY: wheel

@@ -103,11 +103,11 @@ class Case:
         before = self.referee.opening
         self.referee.sent(opening)
         if before is None or opening.generation > before.generation:
-            self._begins(first=before is None)
+            self._begins(opening, first=before is None)
         self.output = len(opening.history) - opening.start
 
-    def _begins(self, *, first: bool) -> None:
-        """A generation begins: its prompt must be the task's."""
+    def _begins(self, opening: Open, *, first: bool) -> None:
+        """A generation begins: prompt and parameters must be the task's."""
         if not first:
             if self.finished is None:
                 raise RuleBroken(
@@ -121,6 +121,9 @@ class Case:
         if self.referee.text != prompt:
             what = "the task's" if first else "the first turn's, its output and the task's `then`"
             raise RuleBroken(22 if self._turn else 1, f"the prompt must be {what}: {prompt}")
+        if (opening.sampling, opening.stop) != (self.scenario.sampling, self.task.stop):
+            asked = f"{self.scenario.sampling}, {self.task.stop}"
+            raise RuleBroken(1, f"the parameters must be the task's: {asked}")
         if self._turn:
             self.seen.add("second turn")
 

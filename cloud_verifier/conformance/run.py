@@ -107,6 +107,6 @@ def _write_traces(cases: Sequence[Case], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for case in cases:
             path = folder / f"{case.scenario.name}.json"
-            path.write_text(as_text(case.task.as_json(""), case.record), encoding="utf-8")
+            path.write_text(as_text(case.task.as_json(), case.record), encoding="utf-8")
     except OSError as error:
         raise InvalidRequest(f"{folder} can't be written: {error}") from error

@@ -97,8 +97,8 @@ class Task:
             for index, token in enumerate(self.text)
         ]
 
-    def as_json(self, address: str) -> dict[str, Any]:
-        """The task as a client is given it."""
+    def as_json(self, address: str = "") -> dict[str, Any]:
+        """The task as a client of the verifier at `address` is given it."""
         asked = self.scenario
         return {
             "scenario": asked.name,

@@ -89,6 +89,7 @@ class Referee:
         self._limits = limits
         self._target = b""
         self._gone = False
+        self._drafted = False  # on this stream
         self._verdicts: list[Verdict] = []
         self._views = {_View(0, 0)}
 
@@ -160,7 +161,7 @@ class Referee:
             )
             self.text = text
         self.opening, self._gone = opening, False
-        self._verdicts, self._views = [], {_View(0, len(text))}
+        self._verdicts, self._views, self._drafted = [], {_View(0, len(text))}, False
 
     def _history(self, opening: Open) -> list[int]:
         history, before = opening.history, self.opening
@@ -205,10 +206,16 @@ class Referee:
 
     def _draft(self, draft: Draft) -> None:
         _require(self.opening is not None, 1, "a draft came before open")
+        _require(
+            self._drafted or not draft.epoch,
+            4,
+            f"epochs start at 0 on a new stream, and the first draft came in epoch {draft.epoch}",
+        )
         reachable = self._reachable()
         fitting = {view for view in reachable if view.sends(draft)}
         if not fitting:
             raise self._misfit(draft, reachable)
+        self._drafted = True
         self._views = {
             replace(view, tail=view.tail + tuple(draft.tokens), epoch=draft.epoch)
             for view in fitting
@@ -241,10 +248,7 @@ class Referee:
         """Which rule a draft breaks that fits no view."""
         newest = max(views, key=lambda view: view.taken)
         what = f"a draft of base {draft.base} in epoch {draft.epoch} came, but {newest} was due"
-        fresh = not any(view.tail or view.taken for view in self._views)
-        if fresh and draft.epoch:
-            return RuleBroken(4, f"epochs start at 0 on a new stream: {what}")
-        if fresh:
+        if not self._drafted:
             return RuleBroken(8, f"on a new stream drafts begin where the history ends: {what}")
         if any(draft.base == view.due and draft.epoch < view.epoch for view in views):
             return RuleBroken(
