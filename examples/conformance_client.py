@@ -75,7 +75,8 @@ async def answer(task: dict[str, Any], session: Session) -> dict[str, Any]:
         pipelined=task["pipelined"],
     )
     prompt, finish = task["prompt"], ""
-    for more in ([], task["then"]) if task["then"] else ([],):
+    turns: list[list[int]] = [[], task["then"]] if task["then"] else [[]]
+    for more in turns:
         generation = session.generate(
             [*(session.tokens or prompt), *more],
             FixedController(plan),

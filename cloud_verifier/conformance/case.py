@@ -8,7 +8,7 @@ from typing import Any
 
 from cloud_verifier.conformance.course import Course
 from cloud_verifier.conformance.scenarios import Fate, Scenario
-from cloud_verifier.conformance.task import LIMITS, new_engine, task_of
+from cloud_verifier.conformance.task import LIMITS, new_engine, task_of, ticks
 from draftwire.errors import BY_CODE, DraftwireError
 from draftwire.testing.record import Record
 from draftwire.testing.referee import Referee, RuleBroken
@@ -29,7 +29,8 @@ class Case:
         self.scenario = scenario
         self.task = task_of(scenario)
         self.patience_s = patience_s
-        self.engine = new_engine()
+        self.clock = ticks()
+        self.engine = new_engine(self.clock)
         self.referee = Referee(LIMITS)
         self.record = Record()
         self.seen: set[str] = set()
@@ -137,7 +138,7 @@ class Case:
     def left(self, fate: Fate) -> None:
         """A stream has ended as it was to: what that does to the verifier."""
         if fate.restarts or fate.other_target:
-            self.engine = new_engine(other_target=fate.other_target)
+            self.engine = new_engine(self.clock, other_target=fate.other_target)
 
     # ------------------------------------------------------------------ the end
 

@@ -132,7 +132,7 @@ class Course:
 
     def _step(self, frame: ClientFrame | Detached) -> list[ServerFrame | DraftwireError]:
         """The engine's answers on this stream, until it is at rest."""
-        said = self._engine.step([Arrival(self._stream, frame, 0.0)])
+        said = self._engine.step([Arrival(self._stream, frame, self._case.clock())])
         while self._engine.has_work:
             said += self._engine.step([])
         return [item for stream, item in said if stream is self._stream]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -61,7 +62,7 @@ async def _check(checker: Checker, arguments: argparse.Namespace) -> None:
             await _drive(checker, address, arguments)
         else:
             print(f"judging clients on {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
-            await _watch(checker)
+            await _watch(checker, arguments)
 
 
 async def _drive(checker: Checker, address: str, arguments: argparse.Namespace) -> None:
@@ -76,17 +77,25 @@ async def _drive(checker: Checker, address: str, arguments: argparse.Namespace) 
         await program.close()
 
 
-async def _watch(checker: Checker) -> None:
+async def _watch(checker: Checker, arguments: argparse.Namespace) -> None:
     """Wait for clients until every scenario is over, or there is enough of it."""
     enough = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
-    streams = -1
+    streams, told = -1, set[Case]()
     while not enough.is_set():
+        for case in checker.cases:
+            if case.over and case not in told:
+                _tell(case, arguments)
+                told.add(case)
         now = sum(case.streams for case in checker.cases)
-        if now == streams and all(case.over for case in checker.cases):
+        if now == streams and told.issuperset(checker.cases):
             return
         streams = now
-        await asyncio.wait({asyncio.create_task(enough.wait())}, timeout=_QUIET_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(enough.wait(), _QUIET_S)
+    for case in checker.cases:
+        if case not in told:
+            _tell(case, arguments)
 
 
 def _tell(case: Case, arguments: argparse.Namespace) -> None:

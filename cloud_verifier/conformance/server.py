@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from cloud_verifier.conformance.case import Case
-from cloud_verifier.conformance.task import new_engine
+from cloud_verifier.conformance.task import new_engine, ticks
 from cloud_verifier.refusal import abort
 from draftwire import codec
 from draftwire.errors import DraftwireError, InvalidRequest, LinkLost
@@ -63,7 +63,7 @@ async def serving(checker: Checker, listen: str) -> AsyncIterator[str]:
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", MAX_FRAME_BYTES), ("grpc.so_reuseport", 0)]
     )
-    methods = {
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Decode": grpc.stream_stream_rpc_method_handler(_Servicer(checker).decode),
         "DescribeModel": grpc.unary_unary_rpc_method_handler(_describe),
     }
@@ -103,7 +103,7 @@ class _Servicer:
 
 
 async def _describe(request: bytes, context: Any) -> bytes:  # noqa: ARG001
-    return codec.encode_card(new_engine().card).SerializeToString()
+    return codec.encode_card(new_engine(ticks()).card).SerializeToString()
 
 
 async def _unpacked(messages: AsyncIterator[bytes]) -> AsyncIterator[ClientFrame]:

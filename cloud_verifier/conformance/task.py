@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -29,23 +30,20 @@ LIMITS = ServingLimits(max_context=1024, max_pending=16, max_credit=8, max_rows=
 PROMPT_TOKENS = 6
 STOPS_FROM = 7  # output tokens before a stop string
 
-_TICK_S = 0.001
-
 
 @cache
 def _model(seed: int) -> TableModel:
     return TableModel(vocabulary_size=VOCABULARY, states=1024, eos_rate=1 / 60, seed=seed)
 
 
-def new_engine(*, other_target: bool = False) -> Engine:
-    """A verifier that knows no sessions. Its clock moves a millisecond whenever it is read."""
-    now = 0.0
+def ticks() -> Callable[[], float]:
+    """A clock that moves a millisecond whenever it is read, so that figures are always the same."""
+    count = itertools.count()
+    return lambda: next(count) / 1000
 
-    def clock() -> float:
-        nonlocal now
-        now += _TICK_S
-        return now
 
+def new_engine(clock: Callable[[], float], *, other_target: bool = False) -> Engine:
+    """A verifier that knows no sessions."""
     target = TableTarget(_model(12 if other_target else 11), limits=LIMITS, num_blocks=64)
     return Engine(target, clock=clock)
 
@@ -122,7 +120,7 @@ class Task:
 
     def _said(self, prompt: Sequence[int]) -> tuple[list[int], FinishReason]:
         """What the target says by itself after a prompt."""
-        engine, stream, text = new_engine(), Stream(), list(prompt)
+        engine, stream = new_engine(ticks()), Stream()
         opening = Open(
             session_id=bytes(16),
             attempt=1,
@@ -139,8 +137,7 @@ class Task:
             asking = Draft(base=len(session.tokens), epoch=0, credit=1)
             for _, item in engine.step([Arrival(stream, asking, 0.0)]):
                 if isinstance(item, Finished):
-                    text = session.tokens[len(prompt) : item.length]
-                    return text, item.reason
+                    return session.tokens[len(prompt) : item.length], item.reason
 
 
 @cache
