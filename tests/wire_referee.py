@@ -31,7 +31,7 @@ class RefereedLink:
         self._history = 0
         self._text: list[int] = []
         self._sent: list[int] = []
-        self._dead, self._epoch = -1, 0
+        self._epoch, self._dead = 0, -1
         self._most = 0  # no token at or after this position has been asked for
 
     @property
@@ -66,7 +66,10 @@ class RefereedLink:
         elif isinstance(frame, Verdict):
             self._verdict(frame)
         if self._referee is not None and self._transport.is_newest(self):
-            self._referee.told(frame)
+            try:
+                self._referee.told(frame)
+            except ValueError as error:
+                self._faults.append(str(error))
         return frame
 
     def _draft(self, frame: Draft) -> None:

@@ -12,7 +12,7 @@ from cloud_verifier.conformance.task import LIMITS, new_engine, task_of, ticks
 from draftwire.errors import BY_CODE, DraftwireError
 from draftwire.testing.record import Record
 from draftwire.testing.referee import Referee, RuleBroken
-from draftwire.types import ClientFrame, Finished, FinishReason, Open, ServerFrame
+from draftwire.types import ClientFrame, Finished, FinishReason, Open, ServerFrame, VerifyMode
 
 SOON_S = 0.02
 """Opening again sooner than this after a refusal is no waiting."""
@@ -35,10 +35,11 @@ class Case:
         self.record = Record()
         self.seen: set[str] = set()
         self.broken: RuleBroken | None = None
-        self.broken_at = 0  # the last frame before a rule was broken, by its number
+        self.broken_at = 0  # number of the frame that broke it, or before that; 0: none did
         self.finished: Finished | None = None  # of the last turn
         self.ended_by: DraftwireError | None = None  # an error that is final
         self.streams = 0
+        self.course: Course | None = None  # the stream that owns the session
         self.output = 0  # tokens of this turn's output that the client was told
         self._turn = 0
         self._refused_at: float | None = None
@@ -53,10 +54,14 @@ class Case:
     def _turns_left(self) -> int:
         return len(self.task.prompts) - 1 - self._turn
 
+    def begun(self) -> bool:
+        """Whether a client has come."""
+        return self.streams > 0
+
     @property
     def unseen(self) -> list[str]:
         """What the scenario is about and has not come about."""
-        return sorted(self.scenario.shows - self.seen)
+        return [what for what in self.scenario.shows if what not in self.seen]
 
     async def decode(self, frames: AsyncIterator[ClientFrame]) -> AsyncGenerator[ServerFrame]:
         """Serve a stream. Raises what ends it; where a rule is broken, `InvalidRequest` with it."""
@@ -122,8 +127,8 @@ class Case:
         if self.referee.text != prompt:
             what = "the task's" if first else "the first turn's, its output and the task's `then`"
             raise RuleBroken(22 if self._turn else 1, f"the prompt must be {what}: {prompt}")
-        if (opening.sampling, opening.stop) != (self.scenario.sampling, self.task.stop):
-            asked = f"{self.scenario.sampling}, {self.task.stop}"
+        asked = (self.scenario.sampling, self.task.stop, VerifyMode.MATCH)
+        if (opening.sampling, opening.stop, opening.mode) != asked:
             raise RuleBroken(1, f"the parameters must be the task's: {asked}")
         if self._turn:
             self.seen.add("second turn")
@@ -144,15 +149,16 @@ class Case:
 
     def account(self, result: dict[str, Any]) -> None:
         """Compare what the client says has come of it with what should have."""
-        if self.broken is not None:
-            return
-        try:
-            self._account(result)
-        except RuleBroken as broken:
-            self.broken, self.broken_at = broken, len(self.record.entries)
+        if self.broken is None:
+            try:
+                self._account(result)
+            except RuleBroken as broken:
+                self.broken = broken
 
     def _account(self, result: dict[str, Any]) -> None:
-        said = result.get("error")
+        said, ends = result.get("error"), self.scenario.ends
+        if ends is not None and said == ends.code and not self.streams:
+            self.ended_by = ends("the client saw by itself that nothing will come of it")
         if self.ended_by is not None:
             if said != self.ended_by.code:
                 raise RuleBroken(26, f"the app was told {said}, not {self.ended_by.code}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cloud_verifier.conformance.scenarios import Fate
 from cloud_verifier.engine import Arrival, Detached
 from cloud_verifier.sessions import NO_EPOCH, Stream
-from draftwire.errors import DraftwireError, InvalidRequest, SessionGone
+from draftwire.errors import DraftwireError, InvalidRequest, SessionGone, Superseded
 from draftwire.testing.referee import RuleBroken
 from draftwire.types import Cancel, ClientFrame, Draft, Finished, Open, Opened, ServerFrame, Verdict
 
@@ -44,8 +44,15 @@ class Course:
         """How long to wait for a frame, s."""
         return self._case.scenario.hold_s if self._leaving else self._case.patience_s
 
+    @property
+    def _fenced(self) -> bool:
+        """Whether a later stream owns the session (rule 4)."""
+        return self._opened and self._case.course is not self
+
     def waited(self) -> None:
         """No frame came. Raises `RuleBroken` where one was due."""
+        if self._fenced:
+            self._fail(Superseded("a later stream opened this session"))
         if self._leaving:
             self._impatient = True
             return
@@ -76,11 +83,13 @@ class Course:
         """A frame came. Raises `RuleBroken`."""
         case = self._case
         case.record.sent(self._number, frame)
+        if self._fenced:
+            return
         if isinstance(frame, Open) == self._opened:
             raise RuleBroken(1, "a stream begins with open, and opens once")
         match frame:
             case Open():
-                self._opened = True
+                self._opened, case.course = True, self
                 case.opens(frame)
                 if self._fate.refusal is not None:
                     self._say(self._fate.refusal("refused, as the scenario has it"))
@@ -145,7 +154,7 @@ class Course:
 
     def leaving(self) -> ServerFrame | None:
         """What the client is to be told now, if anything. Raises the error that ends the stream."""
-        if not self._leaving or self._ended:
+        if not self._leaving or self._ended or self._fenced:
             return None
         item, after = self._leaving[0].item, self._leaving[0].after
         finishing = isinstance(self._leaving[-1].item, Finished) and self._drafts
@@ -159,7 +168,6 @@ class Course:
         self._leaving.popleft()
         if isinstance(item, DraftwireError):
             self._fail(item)
-            return None
         self._tell(item)
         return item
 
@@ -198,9 +206,12 @@ class Course:
                 if frame.length < len(case.referee.text):
                     seen.add("taken back")
 
-    def _fail(self, error: DraftwireError) -> None:
+    def _fail(self, error: DraftwireError) -> NoReturn:
         """End the stream by an error."""
         self._ended = True
+        if self._fenced:
+            self._case.record.failed(self._number, error)
+            raise error
         if isinstance(error, SessionGone):
             self._case.referee.gone()
         self._case.tells(error, refusal=self._fate.refusal is not None)

@@ -30,7 +30,7 @@ class Outcome:
     def of(cls, case: Case) -> Outcome:
         """What came of a scenario that is over."""
         name, broken = case.scenario.name, case.broken
-        if not case.streams and broken is None:
+        if not case.streams and not case.over:
             return cls(scenario=name, state=NOT_RUN, why="no client came")
         if broken is None and not case.over:
             return cls(scenario=name, state=FAILED, rule=26, why="it was not finished")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from draftwire.errors import InvalidRequest
+
+_LONGEST_LINE = 1 << 20
+_GRACE_S = 1.0
+"""How long a program may take to end when there are no more tasks."""
 
 
 class Program:
@@ -21,8 +25,12 @@ class Program:
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
 
-    async def answer(self, task: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def answer(
+        self, task: dict[str, Any], timeout_s: float, begun: Callable[[], bool]
+    ) -> dict[str, Any]:
         """The program's answer; what became of it where there is none, as `error`.
+
+        `begun` says whether the task has been begun, so that it can't be given once more.
 
         Raises `InvalidRequest` if it can't be started.
         """
@@ -30,7 +38,7 @@ class Program:
             async with asyncio.timeout(timeout_s):
                 kept = self._process is not None
                 result = await self._ask(task)
-                if result is None and kept:  # it had ended with the task before
+                if result is None and kept and not begun():  # it had ended with the task before
                     await self.close()
                     result = await self._ask(task)
         except TimeoutError:
@@ -51,7 +59,8 @@ class Program:
             await process.stdin.drain()
         while line := await process.stdout.readline():
             with contextlib.suppress(ValueError):
-                if isinstance(result := json.loads(line), dict):
+                result = json.loads(line)
+                if isinstance(result, dict) and result.keys() & {"tokens", "error"}:
                     return result
         await process.wait()
         return None
@@ -61,7 +70,7 @@ class Program:
             pipe = asyncio.subprocess.PIPE
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=pipe, stdout=pipe
+                    *self._command, stdin=pipe, stdout=pipe, limit=_LONGEST_LINE
                 )
             except OSError as error:
                 raise InvalidRequest(
@@ -77,6 +86,8 @@ class Program:
             return
         if process.stdin is not None:
             process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE_S)
+        except TimeoutError:
             process.kill()
-        await process.wait()
+            await process.wait()

@@ -71,7 +71,8 @@ async def _drive(checker: Checker, address: str, arguments: argparse.Namespace) 
     try:
         for case in checker.cases:
             checker.current = case
-            case.account(await program.answer(case.task.as_json(address), arguments.timeout))
+            task = case.task.as_json(address)
+            case.account(await program.answer(task, arguments.timeout, case.begun))
             _tell(case, arguments)
     finally:
         await program.close()

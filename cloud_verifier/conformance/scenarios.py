@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from draftwire.errors import (
     DraftwireError,
@@ -38,7 +38,7 @@ class Fate:
     other_target: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scenario:
     """A task, what happens on the way, and what must have been seen for it to show anything.
 
@@ -50,7 +50,8 @@ class Scenario:
 
     name: str
     about: str
-    shows: frozenset[str]
+    shows: tuple[str, ...] = ()
+    _: KW_ONLY
     max_tokens: int = 24
     window: int = 4
     chunk: int = 4
@@ -71,150 +72,155 @@ class Scenario:
     ends: type[DraftwireError] | None = None
 
 
-def _scenario(name: str, about: str, *shows: str, **options: object) -> Scenario:
-    return Scenario(name=name, about=about, shows=frozenset(shows), **options)  # type: ignore[arg-type]
-
-
-def _flowing(name: str, about: str, *shows: str, **options: object) -> Scenario:
-    """Drafts of two tokens that flow, and verdicts that come a frame late."""
-    flow: dict[str, object] = {"window": 8, "chunk": 2, "pipelined": True, "hold": 1}
-    return _scenario(name, about, *shows, **flow | options)
+def _flowing(scenario: Scenario) -> Scenario:
+    """The same with drafts of two tokens that flow, and verdicts that come a frame late."""
+    return replace(scenario, window=8, chunk=2, pipelined=True, hold=1)
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    _scenario("round", "drafts that all hold, a bonus token after each", "accepted"),
-    _scenario("rejection", "every third draft is wrong", "accepted", "rejected", wrong_every=3),
-    _scenario(
+    Scenario("round", "drafts that all hold, a bonus token after each", ("accepted",)),
+    Scenario("rejection", "every third draft is wrong", ("accepted", "rejected"), wrong_every=3),
+    Scenario(
         "sampled",
         "the same with noise: temperature and seed",
-        "accepted",
+        ("accepted",),
         wrong_every=5,
         sampling=SamplingParams(temperature=0.8, seed=7),
     ),
-    _scenario(
+    Scenario(
         "cloud-alone",
         "no drafts: credit alone keeps it going",
-        "credit again",
+        ("credit again",),
         drafts=False,
         window=0,
         chunk=0,
         credit=6,
     ),
-    _flowing("pipelined", "drafts flow while verdicts are out", "in flight"),
+    _flowing(Scenario("pipelined", "drafts flow while verdicts are out", ("in flight",))),
     _flowing(
-        "dead-drafts",
-        "a rejection while later drafts are in flight",
-        "dead draft",
-        "rejected",
-        wrong_every=4,
+        Scenario(
+            "dead-drafts",
+            "a rejection while later drafts are in flight",
+            ("dead draft", "rejected"),
+            wrong_every=4,
+        )
     ),
-    _flowing("bonus", "the bonus token contradicts a draft in flight", "void draft", wrong_every=5),
     _flowing(
-        "run-on",
-        "the cloud runs on by itself, and drafts come late",
-        "overlap",
-        credit=4,
-        wrong_every=5,
+        Scenario(
+            "bonus", "the bonus token contradicts a draft in flight", ("void draft",), wrong_every=5
+        )
     ),
-    _scenario(
+    _flowing(
+        Scenario(
+            "run-on",
+            "the cloud runs on by itself, and drafts come late",
+            ("overlap",),
+            credit=4,
+            wrong_every=5,
+        )
+    ),
+    Scenario(
         "partial",
         "more drafts than a pass takes: several verdicts for them",
-        "partial",
+        ("partial",),
         window=14,
         chunk=14,
         wrong_every=11,
     ),
-    _scenario(
+    Scenario(
         "limits",
         "the task asks for more than `opened` allows",
-        "accepted",
+        ("accepted",),
         window=40,
         chunk=40,
         credit=40,
         max_tokens=48,
     ),
-    _scenario(
-        "slow", "every verdict takes a second", "accepted", max_tokens=8, hold=NEVER, hold_s=1.0
+    Scenario(
+        "slow", "every verdict takes a second", ("accepted",), max_tokens=8, hold=NEVER, hold_s=1.0
     ),
-    _scenario(
+    Scenario(
         "end-token",
         "the text ends in the middle of a draft",
-        "accepted",
+        ("accepted",),
         to_the_end=True,
         window=6,
         chunk=6,
     ),
-    _scenario("stop-string", "a stop string takes tokens back", "taken back", stop_string=True),
+    Scenario("stop-string", "a stop string takes tokens back", ("taken back",), stop_string=True),
     _flowing(
-        "cut",
-        "a cut in mid-text loses a verdict, which is replayed",
-        "resumed",
-        "replayed",
-        wrong_every=5,
-        fates=(Fate(after=8, loses=True), Fate(after=16, loses=True)),
+        Scenario(
+            "cut",
+            "a cut in mid-text loses a verdict, which is replayed",
+            ("resumed", "replayed"),
+            wrong_every=5,
+            fates=(Fate(after=8, loses=True), Fate(after=16, loses=True)),
+        )
     ),
-    _scenario(
+    Scenario(
         "finish-lost",
         "the last verdict comes, `finished` is lost",
-        "finished at open",
+        ("finished at open",),
         fates=(Fate(after=24),),
     ),
-    _scenario(
+    Scenario(
         "restarted",
         "the verifier has forgotten the session",
-        "resumed",
+        ("resumed",),
         wrong_every=5,
         fates=(Fate(after=10, restarts=True),),
     ),
-    _scenario(
+    Scenario(
         "busy",
         "a cut, and then there is no room twice",
-        "resumed",
+        ("resumed",),
         fates=(Fate(after=10), Fate(refusal=ServerFull), Fate(refusal=ServerFull)),
     ),
-    _scenario(
+    Scenario(
         "draining",
         "the verifier shuts down in mid-text",
-        "resumed",
+        ("resumed",),
         fates=(Fate(after=10, error=Draining, restarts=True),),
     ),
-    _scenario(
+    Scenario(
         "false-verdict",
         "a verdict that is not about what stands there",
-        "resumed",
+        ("resumed",),
         fates=(Fate(after=10, forges=True),),
     ),
     _flowing(
-        "cancel",
-        "verdicts that come after a cancel",
-        "cancelled",
-        cancel_after=8,
-        wrong_every=5,
-        max_tokens=100,
+        Scenario(
+            "cancel",
+            "verdicts that come after a cancel",
+            ("cancelled",),
+            cancel_after=8,
+            wrong_every=5,
+            max_tokens=100,
+        )
     ),
-    _scenario(
-        "two-turns", "a second turn of the same session", "second turn", then=5, wrong_every=5
+    Scenario(
+        "two-turns", "a second turn of the same session", ("second turn",), then=5, wrong_every=5
     ),
-    _scenario("unknown-fields", "fields of a later version", "accepted", unknown_fields=True),
-    _scenario(
+    Scenario("unknown-fields", "fields of a later version", ("accepted",), unknown_fields=True),
+    Scenario(
         "superseded",
         "someone else has opened the session",
         fates=(Fate(after=8, error=Superseded),),
         ends=Superseded,
     ),
-    _scenario(
+    Scenario(
         "other-target",
         "another target after a cut",
         fates=(Fate(after=8, other_target=True),),
         ends=ModelChanged,
     ),
-    _scenario(
+    Scenario(
         "other-vocabulary",
         "draft model and target do not fit",
         other_vocabulary=True,
         ends=VocabularyMismatch,
     ),
-    _scenario(
+    Scenario(
         "other-version",
         "the verifier does not speak this version",
         fates=(Fate(refusal=ProtocolVersion),),

@@ -18,6 +18,14 @@ from draftwire.types import MAX_FRAME_BYTES, ClientFrame, Open, ServerFrame
 
 SERVICE = "draftwire.v1.Verifier"
 
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.so_reuseport", 0),
+    # As the real one: devices may ping.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
 # Fields 1000 (a number) and 1001 (bytes), which no message has.
 _UNKNOWN = bytes.fromhex("c03e2aca3e03616263")
 
@@ -60,9 +68,7 @@ class Checker:
 @contextlib.asynccontextmanager
 async def serving(checker: Checker, listen: str) -> AsyncIterator[str]:
     """Serve at `listen`, `HOST:PORT`; gives the address. Raises `InvalidRequest` if it is taken."""
-    server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", MAX_FRAME_BYTES), ("grpc.so_reuseport", 0)]
-    )
+    server = grpc.aio.server(options=_OPTIONS)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Decode": grpc.stream_stream_rpc_method_handler(_Servicer(checker).decode),
         "DescribeModel": grpc.unary_unary_rpc_method_handler(_describe),

@@ -8,8 +8,9 @@ Rule numbers are those of docs/protocol.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from draftwire.testing.view import ClientView, reachable
 from draftwire.types import (
     Cancel,
     ClientFrame,
@@ -34,48 +35,6 @@ class RuleBroken(Exception):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What a client holds that has taken the first `taken` verdicts of its stream.
-
-    `tail` are the drafts that it has sent since and knows nothing of yet.
-    """
-
-    taken: int
-    length: int
-    tail: tuple[int, ...] = ()
-    epoch: int = 0
-
-    @property
-    def due(self) -> int:
-        """The base of its next draft (rule 9)."""
-        return self.length + len(self.tail)
-
-    def after(self, verdict: Verdict) -> _View | None:
-        """Rule 11; None where a client with this view would have refused the verdict."""
-        if verdict.base != self.length or verdict.accepted > len(self.tail):
-            return None
-        tail, epoch = self.tail[verdict.accepted :], self.epoch
-        for token in verdict.next:
-            if tail and tail[0] == token:
-                tail = tail[1:]
-            elif tail:
-                tail, epoch = (), epoch + 1
-        length = self.length + verdict.accepted + len(verdict.next)
-        return _View(self.taken + 1, length, tail, epoch)
-
-    def sends(self, draft: Draft) -> bool:
-        """Whether it is this client that sends the draft.
-
-        An epoch that rises where nothing is out gives nothing up, so that it does no harm.
-        """
-        raised = draft.epoch > self.epoch and not self.tail
-        return draft.base == self.due and (draft.epoch == self.epoch or raised)
-
-    def __str__(self) -> str:
-        return f"base {self.due} in epoch {self.epoch}"
-
-
 class Referee:
     """Judges one session of a client over all its streams and generations.
 
@@ -91,12 +50,7 @@ class Referee:
         self._gone = False
         self._drafted = False  # on this stream
         self._verdicts: list[Verdict] = []
-        self._views = {_View(0, 0)}
-
-    @property
-    def most_sent(self) -> int:
-        """The most drafts that can be out, tokens."""
-        return max(len(view.tail) for view in self._reachable())
+        self._views = {ClientView(0, 0)}
 
     def sent(self, frame: ClientFrame) -> None:
         """The client sends a frame. Raises `RuleBroken`."""
@@ -109,7 +63,7 @@ class Referee:
                 pass
 
     def told(self, frame: ServerFrame) -> None:
-        """The client is sent a frame."""
+        """The client is sent a frame. Raises `ValueError` for a verdict that no client can take."""
         match frame:
             case Opened():
                 self._target = frame.target.digest
@@ -146,8 +100,10 @@ class Referee:
                 1,
                 f"generation {opening.generation} came after {before.generation}",
             )
+            # Without a token of the output it may not have read `opened` either.
+            unread = not opening.expected_target and len(text) <= before.start
             _require(
-                opening.expected_target == self._target,
+                opening.expected_target == self._target or unread,
                 25,
                 "an open must name the target that `opened` has stated, as expected_target",
             )
@@ -161,7 +117,7 @@ class Referee:
             )
             self.text = text
         self.opening, self._gone = opening, False
-        self._verdicts, self._views, self._drafted = [], {_View(0, len(text))}, False
+        self._verdicts, self._views, self._drafted = [], {ClientView(0, len(text))}, False
 
     def _history(self, opening: Open) -> list[int]:
         history, before = opening.history, self.opening
@@ -211,10 +167,10 @@ class Referee:
             4,
             f"epochs start at 0 on a new stream, and the first draft came in epoch {draft.epoch}",
         )
-        reachable = self._reachable()
-        fitting = {view for view in reachable if view.sends(draft)}
+        views = reachable(self._views, self._verdicts)
+        fitting = {view for view in views if view.sends(draft)}
         if not fitting:
-            raise self._misfit(draft, reachable)
+            raise self._misfit(draft, views)
         self._drafted = True
         self._views = {
             replace(view, tail=view.tail + tuple(draft.tokens), epoch=draft.epoch)
@@ -232,19 +188,7 @@ class Referee:
             f"a credit of {draft.credit}, where {self._limits.max_credit} may be stated",
         )
 
-    def _reachable(self) -> set[_View]:
-        """The views that the client can have by now."""
-        found, latest = set(self._views), list(self._views)
-        while latest:
-            view = latest.pop()
-            if view.taken < len(self._verdicts):
-                later = view.after(self._verdicts[view.taken])
-                if later is not None and later not in found:
-                    found.add(later)
-                    latest.append(later)
-        return found
-
-    def _misfit(self, draft: Draft, views: Iterable[_View]) -> RuleBroken:
+    def _misfit(self, draft: Draft, views: Iterable[ClientView]) -> RuleBroken:
         """Which rule a draft breaks that fits no view."""
         newest = max(views, key=lambda view: view.taken)
         what = f"a draft of base {draft.base} in epoch {draft.epoch} came, but {newest} was due"
@@ -264,10 +208,10 @@ class Referee:
 
     def _accepted(self, verdict: Verdict) -> Tokens:
         """The tokens that a verdict accepts, which are those of some view."""
-        for view in self._reachable():
+        for view in reachable(self._views, self._verdicts):
             if view.taken == len(self._verdicts) and view.after(verdict) is not None:
                 return view.tail[: verdict.accepted]
-        raise ValueError(f"{verdict} accepts what was not sent")
+        raise ValueError(f"{verdict} is not about what was sent")
 
 
 def _request(opening: Open) -> tuple[object, ...]:
