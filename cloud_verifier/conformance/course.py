@@ -37,7 +37,7 @@ class Course:
         self._leaving: deque[_Leaving] = deque()
         self._drafts = self._empty = 0  # frames that came
         self._impatient = False  # what is held back goes without its frames
-        self._opened = self._forged = self._ended = False
+        self._opened = self._cancelled = self._forged = self._ended = False
 
     @property
     def wait_s(self) -> float:
@@ -94,10 +94,12 @@ class Course:
                 if self._fate.refusal is not None:
                     self._say(self._fate.refusal("refused, as the scenario has it"))
                     return
-            case Draft() if not self._forged:  # else it was on its way
+            case Draft() if not self._forged:
                 self._draft(frame)
             case Cancel():
-                case.seen.add("cancelled")
+                self._cancelled = True
+            case _:
+                pass  # a draft that was on its way
         if not self._forged:
             self._pass_on(frame)
 
@@ -199,6 +201,8 @@ class Course:
                     seen.add("accepted")
                 if not frame.timing.pass_rows:
                     seen.add("replayed")
+                if self._cancelled:
+                    seen.add("verdict after cancel")
             case Finished():
                 case.finished, self._ended = frame, True
                 if not self._drafts:

@@ -72,9 +72,9 @@ class Scenario:
     ends: type[DraftwireError] | None = None
 
 
-def _flowing(scenario: Scenario) -> Scenario:
-    """The same with drafts of two tokens that flow, and verdicts that come a frame late."""
-    return replace(scenario, window=8, chunk=2, pipelined=True, hold=1)
+def _flowing(scenario: Scenario, hold: int = 1) -> Scenario:
+    """The same with drafts of two tokens that flow, and verdicts that come so many frames late."""
+    return replace(scenario, window=8, chunk=2, pipelined=True, hold=hold)
 
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -192,11 +192,11 @@ SCENARIOS: tuple[Scenario, ...] = (
         Scenario(
             "cancel",
             "verdicts that come after a cancel",
-            ("cancelled",),
+            ("verdict after cancel",),
             cancel_after=8,
-            wrong_every=5,
             max_tokens=100,
-        )
+        ),
+        hold=2,
     ),
     Scenario(
         "two-turns", "a second turn of the same session", ("second turn",), then=5, wrong_every=5
