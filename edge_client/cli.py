@@ -202,7 +202,8 @@ def _conformance(arguments: argparse.Namespace) -> int:
         command += [] if value is None else [f"--{name}", str(value)]
     for scenario in arguments.only:
         command += ["--only", scenario]
-    command += ["--", *arguments.client]
+    if arguments.client:
+        command += ["--", *arguments.client]
     return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)
 
 

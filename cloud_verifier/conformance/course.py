@@ -113,7 +113,7 @@ class Course:
             seen.add("credit again")
         if session is None or not draft.tokens:
             return
-        if self._leaving:
+        if self._leaving and self._drafts - self._empty > 1:
             seen.add("in flight")
         if draft.epoch <= self._dead_epoch:
             seen.add("dead draft")

@@ -141,7 +141,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "end-token",
-        "the text ends in the middle of a draft",
+        "the text ends with an end token that was drafted",
         ("accepted",),
         to_the_end=True,
         window=6,

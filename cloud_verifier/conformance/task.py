@@ -18,7 +18,6 @@ from draftwire.testing.table import EOS, TableModel, table_fingerprint, table_pi
 from draftwire.types import (
     Draft,
     Finished,
-    FinishReason,
     History,
     Open,
     ServingLimits,
@@ -73,18 +72,13 @@ class Task:
         first = list(self.prompt)
         if not self.then:
             return [first]
-        return [first, first + self._said(first)[0] + list(self.then)]
+        return [first, first + self._said(first) + list(self.then)]
 
     @cached_property
     def text(self) -> list[int]:
         """All that follows the first prompt, tokens."""
         last = self.prompts[-1]
-        return last[len(self.prompt) :] + self._said(last)[0]
-
-    @cached_property
-    def finish(self) -> FinishReason:
-        """How the text ends, unless it is cancelled."""
-        return self._said(self.prompts[-1])[1]
+        return last[len(self.prompt) :] + self._said(last)
 
     @cached_property
     def drafts(self) -> list[int]:
@@ -118,7 +112,7 @@ class Task:
             "cancel_after": asked.cancel_after,
         }
 
-    def _said(self, prompt: Sequence[int]) -> tuple[list[int], FinishReason]:
+    def _said(self, prompt: Sequence[int]) -> list[int]:
         """What the target says by itself after a prompt."""
         engine, stream = new_engine(ticks()), Stream()
         opening = Open(
@@ -137,7 +131,7 @@ class Task:
             asking = Draft(base=len(session.tokens), epoch=0, credit=1)
             for _, item in engine.step([Arrival(stream, asking, 0.0)]):
                 if isinstance(item, Finished):
-                    return session.tokens[len(prompt) : item.length], item.reason
+                    return session.tokens[len(prompt) : item.length]
 
 
 @cache
