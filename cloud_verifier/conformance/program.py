@@ -30,9 +30,8 @@ class Program:
     ) -> dict[str, Any]:
         """The program's answer; what became of it where there is none, as `error`.
 
-        `begun` says whether the task has been begun, so that it can't be given once more.
-
-        Raises `InvalidRequest` if it can't be started.
+        `begun` says whether the task has been begun, so that it can't be given once more. Raises
+        `InvalidRequest` if the program can't be started.
         """
         try:
             async with asyncio.timeout(timeout_s):
