@@ -27,6 +27,11 @@ class TracedController:
         self._generation = generation
         self._last: Plan | None = None
 
+    @property
+    def patience_s(self) -> float:
+        """The inner controller's."""
+        return self._inner.patience_s
+
     def plan(self, view: View) -> Plan:
         """The inner controller's."""
         self._last = self._inner.plan(view)

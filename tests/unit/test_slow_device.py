@@ -1,0 +1,70 @@
+"""A device whose drafting slows down or stops in mid-text, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bench._slowdowns import HANG_S, THIRD, hang, longest_pause_s, slowdown, tokens_to_return
+from bench.controller import FIXED
+from edge_client.branch import Origin
+from edge_client.choice import Objective, Watts
+from edge_client.controller import AdaptiveController
+from edge_client.plan import Controller, FixedController, Plan, View, without_the_next
+
+FEW = {name: FIXED[name] for name in ("cloud-alone", "run-on 24/2")}
+
+
+@pytest.mark.parametrize("rate", [0.97, 0.8])
+def test_each_third_of_a_text_is_as_fast_as_its_best_plan(rate: float) -> None:
+    fast, slow, again = slowdown(rate, FEW)
+    assert fast.ratio <= 1.05
+    assert slow.best == "cloud-alone"
+    assert slow.ratio <= 1.05
+    assert again.to_cloud < 0.8
+    assert tokens_to_return(rate) <= 80
+
+
+@pytest.mark.parametrize("objective", [Objective.COST, Objective.ENERGY])
+def test_no_objective_keeps_to_a_drafter_that_has_become_slow(objective: Objective) -> None:
+    _, slow, _ = slowdown(0.97, {"cloud-alone": FIXED["cloud-alone"]}, objective)
+    assert slow.to_cloud <= 1.05
+
+
+CONTROLLERS: dict[str, tuple[Callable[[], Controller], float]] = {
+    "latency": (AdaptiveController, 0.1),
+    "cost": (lambda: AdaptiveController(Objective.COST), 0.4),  # long rounds
+    "energy": (lambda: AdaptiveController(Objective.ENERGY, watts=Watts(drafting=0.3)), 0.2),
+    "rounds of four": (lambda: FixedController(Plan.waiting(4)), 1.2),
+    "drafts that flow": (lambda: FixedController(Plan.flowing(8, 2)), 1.2),
+}
+
+
+@pytest.mark.parametrize(("controller", "pause_s"), CONTROLLERS.values(), ids=CONTROLLERS)
+def test_a_draft_that_does_not_come_holds_up_nothing(
+    controller: Callable[[], Controller], pause_s: float
+) -> None:
+    run = hang(controller())
+    assert run.commits[-1][0] > HANG_S
+    assert longest_pause_s(run) <= pause_s
+    ends = [commit.origin for _, batch in run.commits for commit in batch][-THIRD:]
+    assert ends.count(Origin.ACCEPTED) > 0.5 * THIRD  # once it comes, drafts are of use again
+
+
+def test_what_is_drafted_is_sent_while_the_next_draft_is_late() -> None:
+    view = View(confidences=(0.9, 0.9), sent=0, remaining=100, behind=0, late=True)
+    for controller in (FixedController(Plan.waiting(4)), FixedController(Plan.flowing(8, 4))):
+        plan = controller.plan(view)
+        assert (plan.window, plan.chunk) == (2, 2)
+        assert plan.credit > 1
+
+
+def test_what_is_sent_is_not_sent_again_and_the_cloud_is_asked_for_more() -> None:
+    view = View(confidences=(0.9, 0.9), sent=2, remaining=100, behind=0, late=True)
+    assert without_the_next(view, 40) == Plan.shadow(2, 40)
+
+
+def test_a_cloud_that_is_alone_does_not_care_how_late_a_draft_is() -> None:
+    view = View(confidences=(), sent=0, remaining=100, behind=0, late=True)
+    assert FixedController(Plan.cloud_alone()).plan(view) == Plan.cloud_alone()
