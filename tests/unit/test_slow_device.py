@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from edge_client.branch import Origin
 from edge_client.choice import Objective, Watts
 from edge_client.controller import AdaptiveController
 from edge_client.plan import Controller, FixedController, Plan, View, without_the_next
+from edge_client.trace import TracedController
 
 FEW = {name: FIXED[name] for name in ("cloud-alone", "run-on 24/2")}
 
@@ -68,3 +71,16 @@ def test_what_is_sent_is_not_sent_again_and_the_cloud_is_asked_for_more() -> Non
 def test_a_cloud_that_is_alone_does_not_care_how_late_a_draft_is() -> None:
     view = View(confidences=(), sent=0, remaining=100, behind=0, late=True)
     assert FixedController(Plan.cloud_alone()).plan(view) == Plan.cloud_alone()
+
+
+def test_a_trace_shows_the_late_draft_and_what_was_done() -> None:
+    lines: list[str] = []
+    hang(TracedController(AdaptiveController(Objective.COST), lines.append))
+    rounds = [json.loads(line) for line in lines]
+    late = [one for one in rounds if one["drafts"]["late"]]
+    assert {one["under"]["mode"] for one in late[1:-1]} == {"cloud-alone"}
+    assert late[-1]["at_s"] - late[0]["at_s"] == pytest.approx(HANG_S, abs=0.5)
+    longest = max(one["drafts"]["longest_ms"] or 0 for one in rounds)
+    assert longest == pytest.approx(1e3 * HANG_S, rel=0.01)
+    usual: Any = rounds[-1]["estimates"]
+    assert usual["draft_ms"] == pytest.approx(7.0, rel=0.1)  # one is an accident
