@@ -55,7 +55,8 @@ class AdaptiveController:
         watts: Watts | None = None,
         longest: int = 64,
     ) -> None:
-        self.objective = objective
+        self._objective = objective
+        self._anew = True  # all options are to be looked at
         self.measured = Measured()
         self.options: list[Option] = []
         self.chosen = 0
@@ -65,6 +66,16 @@ class AdaptiveController:
         self._draft_s = 0.0  # when all options were looked at
         self._flowing = False  # whether drafts sent in this stream were judged
         self._cloud = Plan.cloud_alone()
+
+    @property
+    def objective(self) -> Objective:
+        """What tokens should take little of; it may be changed in the middle of a text."""
+        return self._objective
+
+    @objective.setter
+    def objective(self, objective: Objective) -> None:
+        self._objective = objective
+        self._anew = True
 
     @property
     def speculating(self) -> bool:
@@ -162,8 +173,9 @@ class AdaptiveController:
         runs = acceptance.runs()
         plans = candidates(terms, acceptance.rate, self._longest)
         looks: Iterable[int] = (0, self._next_look(len(plans)))
-        if not self.options or self._changed:
+        if self._anew or self._changed:
             looks, self._draft_s = range(len(plans)), self.measured.draft_s.value
+            self._anew = False
         for index in looks:
             option = Option(plans[index], pace(plans[index], terms.times, runs))
             self.options[index : index + 1] = [option]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench._slowdowns import HANG_S, THIRD, hang, longest_pause_s, slowdown, tokens_to_return
+from bench._virtual import World, measure
 from bench.controller import FIXED
 from edge_client.branch import Origin
 from edge_client.choice import Objective, Watts
@@ -84,3 +85,25 @@ def test_a_trace_shows_the_late_draft_and_what_was_done() -> None:
     assert longest == pytest.approx(1e3 * HANG_S, rel=0.01)
     usual: Any = rounds[-1]["estimates"]
     assert usual["draft_ms"] == pytest.approx(7.0, rel=0.1)  # one is an accident
+
+
+def test_the_objective_may_change_in_mid_text() -> None:
+    controller = AdaptiveController(watts=Watts(drafting=50.0))
+    world = World(rtt_ms=20)
+    drafted: dict[int, int] = {}
+
+    def then(count: int) -> None:
+        drafted[count] = world.drafter.drafted
+        if count >= 100:
+            controller.objective = Objective.LATENCY if count >= 300 else Objective.ENERGY
+
+    run = measure(world, controller, 450, then=then)
+    before, saving, after = (
+        max(of for count, of in drafted.items() if low <= count < high)
+        - min(of for count, of in drafted.items() if low <= count < high)
+        for low, high in ((20, 100), (110, 300), (310, 450))
+    )
+    assert before > 60
+    assert saving < 0.4 * 190
+    assert after > 120
+    assert run.pace_ms(350) < 0.6 * 113
