@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import statistics
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -202,15 +204,13 @@ class Run:
         """The text."""
         return [token for _, batch in self.commits for token, _ in batch]
 
-    def pace_ms(self, start: int) -> float:
-        """Milliseconds a token from the batch that brings token `start` to the last."""
-        count = begun = 0
-        begun_at = 0.0
-        for at, batch in self.commits:
-            count += len(batch)
-            if not begun and count >= start:
-                begun, begun_at = count, at
-        return (self.commits[-1][0] - begun_at) * 1e3 / (count - begun)
+    def pace_ms(self, start: int, end: int | None = None) -> float:
+        """Milliseconds a token from the batch that brings token `start` to that of `end`."""
+        ends = list(itertools.accumulate(len(batch) for _, batch in self.commits))
+        first = bisect_left(ends, start)
+        last = len(ends) - 1 if end is None else bisect_left(ends, end)
+        seconds = self.commits[last][0] - self.commits[first][0]
+        return seconds * 1e3 / (ends[last] - ends[first])
 
 
 async def generate(

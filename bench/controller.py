@@ -11,7 +11,8 @@ token from the request to the last token, over three texts:
 
 `ratio` is adaptive over fixed, `off` how far the controller's own estimate is from what happened
 (median over stretches of 64 tokens). All texts must be the target's own. Then the link changes
-from every profile to every other, and stalls.
+from every profile to every other, and stalls; and drafts take 7, 100 and 7 ms in the thirds of a
+text, or one takes ten seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from bench._slowdowns import claims, slowdown
 from bench._switches import outage, switches
 from bench._virtual import CPU, FAST_CPU, GPU, PROMPTS, Run, World, measure, target_model
 from draftwire.testing.wire import PROFILES
 from draftwire.types import SamplingParams
+from edge_client.choice import Objective
 from edge_client.controller import AdaptiveController
 from edge_client.plan import Controller, FixedController, Plan
 from edge_client.trace import TracedController
@@ -175,7 +178,17 @@ def main() -> int:
                 f"{cell.off:5.1%}",
                 flush=True,
             )
-    summary = summarise(done) | _changes(quick=arguments.quick)
+    slowed = {
+        (rate, objective): slowdown(rate, FIXED, objective)
+        for rate, objective in itertools.product((0.97, 0.8), Objective)
+    }
+    for (rate, objective), thirds in slowed.items():
+        for third in thirds:
+            if arguments.json:
+                print(json.dumps(asdict(third) | {"rate": rate, "objective": objective.value}))
+            else:
+                print(f"drafts of {third.draft_ms:3.0f} ms, α {rate}, {objective.value:<7} {third}")
+    summary = summarise(done) | _changes(quick=arguments.quick) | claims(slowed)
     for name, (value, limit) in summary.items():
         verdict = "" if value <= limit else "  FAILS"
         if arguments.json:

@@ -132,6 +132,19 @@ class AsyncEdgeClient:
             loaded.close()  # the drafters hold it from here on, for themselves and the tokenizer
         return cls(verifier, loaded.tokenizer, made, **options)
 
+    @property
+    def objective(self) -> Objective:
+        """What tokens should take little of. Set it at any time, also while a text is generated.
+
+        An app that learns of a low battery or of heat can ask for "energy", and later for "latency"
+        again. Raises `InvalidRequest` for one that is none.
+        """
+        return self._adaptive.objective
+
+    @objective.setter
+    def objective(self, objective: Objective | str) -> None:
+        self._adaptive.objective = as_objective(objective)
+
     async def card(self, *, again: bool = False) -> ModelCard:
         """What the verifier serves; asked once, or `again`.
 

@@ -7,7 +7,7 @@ looked at again, and the better one is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_client.choice import (
@@ -22,11 +22,14 @@ from edge_client.choice import (
 )
 from edge_client.estimates import Measured
 from edge_client.pace import Pace, pace
-from edge_client.plan import Plan, Round, View
+from edge_client.plan import FixedController, Plan, Round, View, without_the_next
 from edge_client.rounds import pays
 
 PROBE_TOKENS, PROBE_EVERY = 16, 64
 """While the cloud decodes alone, the device drafts along for the first 16 of 64 tokens."""
+
+CHANGED = 1.5
+"""How many times as long or as short drafts must take for all plans to be looked at again."""
 
 SINGLES = 2
 """Passes of one row to time before anything is sent; the first after a start is often slow."""
@@ -52,15 +55,27 @@ class AdaptiveController:
         watts: Watts | None = None,
         longest: int = 64,
     ) -> None:
-        self.objective = objective
+        self._objective = objective
+        self._anew = True  # all options are to be looked at
         self.measured = Measured()
         self.options: list[Option] = []
         self.chosen = 0
         self._watts = watts or Watts()
         self._most = self._longest = longest
-        self._alone_tokens = self._look = 0
+        self._alone_tokens = self._look = self._remaining = 0
+        self._draft_s = 0.0  # when all options were looked at
         self._flowing = False  # whether drafts sent in this stream were judged
         self._cloud = Plan.cloud_alone()
+
+    @property
+    def objective(self) -> Objective:
+        """What tokens should take little of; it may be changed in the middle of a text."""
+        return self._objective
+
+    @objective.setter
+    def objective(self, objective: Objective) -> None:
+        self._objective = objective
+        self._anew = True
 
     @property
     def speculating(self) -> bool:
@@ -75,12 +90,25 @@ class AdaptiveController:
         """
         return self.options[self.chosen if self._flowing else 0].pace if self.options else None
 
+    @property
+    def patience_s(self) -> float:
+        """As long as two drafts take, give or take, and a token of the cloud's alone.
+
+        So a device that stops drafting costs a text little more than that token.
+        """
+        if not self.options:
+            return FixedController.patience_s
+        draft_s = self.measured.draft_s
+        return 2 * draft_s.value + 4 * draft_s.deviation + self.measured.passes.single.value
+
     def plan(self, view: View) -> Plan:
         """Draft one more token, send what there is, or leave it to the cloud."""
         length, last = len(view.confidences), view.remaining <= 1  # the target writes the last one
         if not self.options or not self.chosen or (view.behind > 1 and not view.sent):
             along = self.speculating or self._alone_tokens % PROBE_EVERY < PROBE_TOKENS
             return Plan.shadow(1, self._cloud.credit) if along and not last else self._cloud
+        if view.late:
+            return without_the_next(view, self._cloud.credit)
         plan = self.options[self.chosen].plan
         if plan.pipelined:
             more = not last and self._worth(view.confidences)
@@ -92,8 +120,10 @@ class AdaptiveController:
         return Plan.waiting(max(1, length + self._pays(view.confidences)))
 
     def drafted(self, seconds: float, fed: int) -> None:
-        """Time a draft."""
+        """Time a draft. Where that has changed by much the verdict is not waited for."""
         self.measured.drafted(seconds, fed)
+        if self.options and self._changed:
+            self._choose(self._remaining)
 
     def judged(self, outcome: Round) -> None:
         """Learn from a verdict and decide how to go on."""
@@ -104,6 +134,7 @@ class AdaptiveController:
         if outcome.hint is not None:
             self._longest = min(self._most, outcome.hint.suggested_k or self._most)
         self._alone_tokens += outcome.committed
+        self._remaining = outcome.remaining
         measured = self.measured
         if measured.passes.single.count >= SINGLES and measured.draft_s.count:
             self._choose(outcome.remaining)
@@ -141,7 +172,10 @@ class AdaptiveController:
         acceptance, terms = self.measured.acceptance, self._terms
         runs = acceptance.runs()
         plans = candidates(terms, acceptance.rate, self._longest)
-        looks = range(len(plans)) if not self.options else (0, self._next_look(len(plans)))
+        looks: Iterable[int] = (0, self._next_look(len(plans)))
+        if self._anew or self._changed:
+            looks, self._draft_s = range(len(plans)), self.measured.draft_s.value
+            self._anew = False
         for index in looks:
             option = Option(plans[index], pace(plans[index], terms.times, runs))
             self.options[index : index + 1] = [option]
@@ -151,6 +185,12 @@ class AdaptiveController:
             self._alone_tokens = 0
         self.chosen = chosen
         self._cloud = plans[0]
+
+    @property
+    def _changed(self) -> bool:
+        """Whether drafts take much longer or shorter than when all options were looked at."""
+        before, now = self._draft_s, self.measured.draft_s.value
+        return max(before, now) > CHANGED * min(before, now)
 
     def _next_look(self, count: int) -> int:
         """The option to look at next: the present one every other time, else each in turn."""

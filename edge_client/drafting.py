@@ -33,19 +33,24 @@ class Drafted:
     failed: bool = False
 
 
+class Late:
+    """An answer has not come for as long as it was to be waited for."""
+
+
 class DraftWorker:
     """Asks the drafter for the next token of a branch and posts the answer.
 
-    One question at a time. The text may turn away meanwhile: then the answer is stale, and what
-    the drafter wrote into its context is rolled back by the next question. A drafter that fails
-    is not asked again in this generation; the cloud goes on alone.
+    One question at a time; while its answer is overdue it is `late`, which is posted, too. The text
+    may turn away meanwhile: then the answer is stale, and what the drafter wrote into its context
+    is rolled back by the next question. A drafter that fails is not asked again in this
+    generation; the cloud goes on alone.
     """
 
     def __init__(
         self,
         drafter: Drafter | None,
         sampling: SamplingParams,
-        post: Callable[[Drafted], None],
+        post: Callable[[Drafted | Late], None],
         clock: Callable[[], float] = time.monotonic,
         adjuster: Adjuster | None = None,
         mode: VerifyMode = VerifyMode.MATCH,
@@ -59,6 +64,8 @@ class DraftWorker:
         self._begun = False
         self._dry_at: tuple[int, int] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self.late = False
 
     @property
     def busy(self) -> bool:
@@ -75,18 +82,25 @@ class DraftWorker:
         """Positions below this can be drafted; 0 without a drafter."""
         return 0 if self._drafter is None else self._drafter.max_context
 
-    def ask(self, branch: Branch) -> None:
-        """Draft the token after the branch's end."""
+    def ask(self, branch: Branch, patience_s: float) -> None:
+        """Draft the token after the branch's end, which is late after `patience_s`.
+
+        Not the first one of a generation, which takes as long as the prompt.
+        """
         if self._drafter is not None:
             keep = branch.agreed if self._begun else 0
             self._task = asyncio.create_task(
                 self._draft(self._drafter, keep, branch.since(keep), branch.end, branch.forks)
             )
             branch.agreed = branch.end
+            if self._begun:
+                loop = asyncio.get_running_loop()
+                self._alarm = loop.call_later(patience_s, self._overdue)
 
     def take(self, drafted: Drafted, branch: Branch) -> None:
         """Put an answer on the branch it was asked for, if it is not stale."""
         self._task = None
+        self._rest()
         place = drafted.position, drafted.forks
         if drafted.failed:
             self._drafter = None
@@ -105,9 +119,20 @@ class DraftWorker:
 
     def stop(self) -> None:
         """Ask no more; an answer on its way is dropped."""
+        self._rest()
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+    def _overdue(self) -> None:
+        self.late = True
+        self._post(Late())
+
+    def _rest(self) -> None:
+        """Nothing is being waited for."""
+        self.late = False
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def _draft(
         self, drafter: Drafter, keep: int, tokens: list[int], position: int, forks: int

@@ -17,20 +17,25 @@ class Smoothed:
     Only that the first samples weigh as in a plain mean: with the first alone, which is often a
     slow one, TCP would start from it and take many to forget it. And that samples far out are
     kept aside: one or two are an accident, such as a link that stalled, but `surprises` in a row
-    mean that things have changed, and the estimate begins anew with them.
+    mean that things have changed, and the estimate begins anew with them. Where more than the share
+    `rare` of the samples is far out, these are no accidents, and count as they come.
     """
 
     gain: float = 0.125
     surprises: int = 3
+    rare: float = 1.0
     value: float = 0.0
     deviation: float = 0.0
     count: int = 0
     _aside: list[float] = field(default_factory=list)
+    _far: float = 0.0  # share of samples that were far out, of late
 
     def add(self, sample: float) -> None:
         """Take a sample in."""
         error = sample - self.value
-        if self.count > self.surprises and abs(error) > 4 * self.deviation + 0.2 * self.value:
+        far = self.count > self.surprises and abs(error) > 4 * self.deviation + 0.2 * self.value
+        self._far += self.gain * (far - self._far)
+        if far and self._far <= self.rare:
             if self._aside and (self._aside[-1] > self.value) != (error > 0):
                 self._aside.clear()
             self._aside.append(sample)
@@ -189,7 +194,7 @@ class Measured:
     def __init__(self) -> None:
         self.rtt_s = Smoothed()
         self.queue_s = Smoothed()
-        self.draft_s = Smoothed()
+        self.draft_s = Smoothed(rare=0.25)  # a busy device may be slow at every other one
         self.passes = PassTime()
         self.acceptance = Acceptance()
         self._lengths = Smoothed(value=_LENGTH, deviation=_LENGTH, count=1)

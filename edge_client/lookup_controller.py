@@ -36,6 +36,11 @@ class LookupController:
         self._drafter = drafter
         self._drawn = False  # whether the model drafted any of what is in hand
 
+    @property
+    def patience_s(self) -> float:
+        """The inner controller's."""
+        return self._inner.patience_s
+
     def plan(self, view: View) -> Plan:
         """By where the last draft came from."""
         looked_up, drafts = self._drafter.predicting or self._drafter.found, len(view.confidences)

@@ -75,7 +75,8 @@ class View:
 
     The drafts in hand, how many of them are sent, how many tokens the text can still grow beyond
     them, and how many committed tokens the drafter has yet to read before it can draft. `alone`:
-    the cloud can't be reached, and the device drafts as far as it may whatever the plan is.
+    the cloud can't be reached, and the device drafts as far as it may whatever the plan is. `late`:
+    a draft was asked for `Controller.patience_s` ago and has not come.
     """
 
     confidences: Sequence[float]
@@ -83,6 +84,15 @@ class View:
     remaining: int
     behind: int
     alone: bool = False
+    late: bool = False
+
+
+def without_the_next(view: View, credit: int = 32) -> Plan:
+    """While a draft does not come: send what there is, and have the cloud go on by itself."""
+    drafts = len(view.confidences)
+    if drafts > view.sent:
+        return Plan.flowing(drafts, drafts, credit)
+    return Plan.shadow(max(1, drafts), credit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,14 @@ class Round:
 class Controller(Protocol):
     """Chooses how far to draft."""
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds to wait for a draft before the `View` says that it is late.
+
+        The first one of a generation, which takes as long as the prompt, never is.
+        """
+        ...
+
     def plan(self, view: View) -> Plan:
         """The plan until the next event. Called often: cheap, and stable while nothing changes."""
         ...
@@ -132,13 +150,17 @@ class Controller(Protocol):
 
 
 class FixedController:
-    """Always the same plan."""
+    """Always the same plan, except that the cloud goes on where a draft takes over a second."""
+
+    patience_s = 1.0
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def plan(self, view: View) -> Plan:  # noqa: ARG002
+    def plan(self, view: View) -> Plan:
         """The plan it was made with."""
+        if view.late and self._plan.chunk:
+            return without_the_next(view)
         return self._plan
 
     def drafted(self, seconds: float, fed: int) -> None:

@@ -48,7 +48,7 @@ from draftwire.types import (
 )
 from edge_client.branch import Branch, Commit
 from edge_client.drafter import Drafter
-from edge_client.drafting import Drafted, DraftWorker
+from edge_client.drafting import Drafted, DraftWorker, Late
 from edge_client.extent import Extent
 from edge_client.offline import Offline
 from edge_client.plan import Controller, Plan, Round, View
@@ -57,7 +57,7 @@ from edge_client.transport import Link, Transport, WireBytes
 
 logger = logging.getLogger(__name__)
 
-Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Cancel
+Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Late | Cancel
 
 
 class Session:
@@ -264,11 +264,13 @@ class Generation:
                 if frame := self._due(plan):
                     await link.send(frame)
                 if self._may_draft(plan):
-                    self._worker.ask(self._branch)
+                    self._worker.ask(self._branch, self._controller.patience_s)
                 match await self._events.get():
                     case Drafted() as drafted:
                         if self._take_draft(drafted):
                             yield []
+                    case Late():
+                        pass  # the next plan does without
                     case Verdict() as verdict:
                         yield self._take_verdict(verdict)
                     case Finished() as finished:
@@ -298,6 +300,7 @@ class Generation:
                 remaining=self._reach - branch.end,
                 behind=branch.behind,
                 alone=self.offline.cut_off,
+                late=self._worker.late,
             )
         )
         return self.offline.plan or plan
@@ -452,7 +455,7 @@ class Generation:
                     self._finish_cancelled()
                     return
                 if alone and self._may_draft(self._plan()):
-                    self._worker.ask(self._branch)
+                    self._worker.ask(self._branch, self._controller.patience_s)
                 news = {task, *self._worker.asked, *({cancelled} if alone else ())}
                 await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
                 while self._take_leftovers():

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from draftwire.errors import InternalError, InvalidRequest
 from draftwire.types import SamplingParams, StopRules, Tokens
 from edge_client.draft_model import drafter_of, load_model
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.estimates import Measured
-from edge_client.plan import Plan, Round, View
+from edge_client.plan import FixedController, Plan, Round, View
 from edge_client.session import Session
 
 PROMPTS = (
@@ -116,24 +115,21 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
         return tokenizer.encode(text)
 
 
-class _Script:
+class _Script(FixedController):
     """A controller that keeps to one plan and learns what any would."""
 
     def __init__(self, plan: Plan, measured: Measured) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._measured = measured
 
     def plan(self, view: View) -> Plan:
         """The plan; but a drafter that has the prompt to read does so beside the cloud's stream."""
         if self._plan.chunk and view.behind > 1 and not view.sent:
             return Plan.shadow(1)
-        return self._plan
+        return super().plan(view)
 
     def drafted(self, seconds: float, fed: int) -> None:
         self._measured.drafted(seconds, fed)
 
     def judged(self, outcome: Round) -> None:
         self._measured.learn(outcome)
-
-    def explain(self) -> Mapping[str, Any]:
-        return {}

@@ -222,6 +222,15 @@ class EdgeClient:
         client._inner = AsyncEdgeClient.from_model(verifier, model, **options)
         return client
 
+    @property
+    def objective(self) -> Objective:
+        """What tokens should take little of: see `AsyncEdgeClient.objective`."""
+        return self._inner.objective
+
+    @objective.setter
+    def objective(self, objective: Objective | str) -> None:
+        self._inner.objective = objective
+
     def card(self, *, again: bool = False) -> ModelCard:
         """What the verifier serves; asked once, or `again`.
 

@@ -26,14 +26,23 @@ class TracedController:
         self._write = write
         self._generation = generation
         self._last: Plan | None = None
+        self._late = False
+        self._drafts_s: list[float] = []  # since the last round
+
+    @property
+    def patience_s(self) -> float:
+        """The inner controller's."""
+        return self._inner.patience_s
 
     def plan(self, view: View) -> Plan:
         """The inner controller's."""
+        self._late |= view.late
         self._last = self._inner.plan(view)
         return self._last
 
     def drafted(self, seconds: float, fed: int) -> None:
         """Passed on."""
+        self._drafts_s.append(seconds)
         self._inner.drafted(seconds, fed)
 
     def judged(self, outcome: Round) -> None:
@@ -46,6 +55,7 @@ class TracedController:
             "first": outcome.first,
             "under": _described(self._last),
             "expected_ms": expected,
+            "drafts": self._drafts(),
             "outcome": _outcome(outcome),
             **self._inner.explain(),
         }
@@ -55,6 +65,17 @@ class TracedController:
     def explain(self) -> Mapping[str, Any]:
         """The inner controller's."""
         return self._inner.explain()
+
+    def _drafts(self) -> dict[str, Any]:
+        """The drafts that came since the last round, and whether one was late."""
+        times, self._drafts_s = self._drafts_s, []
+        late, self._late = self._late, False
+        return {
+            "count": len(times),
+            "mean_ms": round(sum(times) / len(times) * 1e3, 2) if times else None,
+            "longest_ms": round(max(times) * 1e3, 2) if times else None,
+            "late": late,
+        }
 
 
 class TraceFile:

@@ -44,6 +44,7 @@ def series(rounds: Sequence[Mapping[str, Any]]) -> list[Series]:
             "",
             (one["held"] / one["judged"] if one["judged"] else None for one in outcomes),
         ),
+        over_time("draft", "ms", (one["drafts"]["mean_ms"] for one in rounds)),
         over_time("RTT", "ms", (one["rtt_ms"] for one in outcomes)),
         over_time("pass", "ms", (one["pass_ms"] for one in outcomes)),
         over_time(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from draftwire.types import (
 from edge_client.drafters.lookup import LookupDrafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.output import Output
-from edge_client.plan import Plan, Round, View
+from edge_client.plan import Plan, Round, View, without_the_next
 from edge_client.results import Kind
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
@@ -56,6 +57,7 @@ class RestlessController:
         self._rng = rng
         self._plans = [self._random_plan() for _ in range(rng.choice([1, 1, 4]))]
         self._now = self._plans[0]
+        self.patience_s = rng.choice([0.0005, 0.01, 60.0])
 
     def _random_plan(self) -> Plan:
         rng = self._rng
@@ -75,7 +77,7 @@ class RestlessController:
         assert len(view.confidences) >= view.sent >= 0
         if self._rng.random() < 0.1:
             self._now = self._rng.choice(self._plans)
-        return self._now
+        return without_the_next(view, self._now.credit) if view.late else self._now
 
     def drafted(self, seconds: float, fed: int) -> None:
         assert seconds >= 0
@@ -325,7 +327,14 @@ class World:
             assert cancelled or leave_after is not None
             assert text == whole[: len(text)] or stop.strings
             shown = [token.id for token in output.tokens]
-            assert shown == whole[: len(shown)]
+            if shown != whole[: len(shown)]:  # its last ones may have begun a stop string
+                unstopped, _, _ = self.reference(
+                    prompt, sampling, replace(stop, strings=()), grammar, given
+                )
+                assert shown == unstopped[: len(shown)]
+                _, reason, _ = self.reference(prompt, sampling, stop, grammar, shown)
+                assert reason is FinishReason.CANCELLED
+                whole = unstopped
         else:
             assert (text, finished.reason) == (whole, reason)
             assert leave_after is not None or output.text == words

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edge_client.estimates import Acceptance, PassTime, Smoothed
+from edge_client.estimates import Acceptance, Measured, PassTime, Smoothed
 
 
 def pass_s(rows: int) -> float:
@@ -142,3 +142,11 @@ def test_runs_of_drafts_hold_as_long_as_their_places_do() -> None:
     assert runs.chances[1] < 0.65
     assert runs.chances[2] / runs.chances[1] > 0.85
     assert runs.tokens[3] == pytest.approx(sum(runs.chances[:3]))
+
+
+@pytest.mark.parametrize("each", [2, 4])
+def test_drafts_that_are_slow_now_and_again_are_no_accidents(each: int) -> None:
+    measured = Measured()
+    for index in range(80):
+        measured.drafted(0.024 if index % each or index < 20 else 0.124, 1)
+    assert measured.draft_s.value == pytest.approx(0.024 + 0.1 / each, rel=0.35)

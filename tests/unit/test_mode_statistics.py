@@ -196,6 +196,8 @@ def test_shared_noise_accepts_nearly_as_often(model: TableModel) -> None:
 class Picky:
     """Sends a draft if it is confident of it; else the cloud goes on, and the draft is dropped."""
 
+    patience_s = 1.0
+
     def __init__(self, least: float) -> None:
         self._least = least
 

@@ -53,12 +53,13 @@ def test_the_chart_shows_values_over_time(tmp_path: Path) -> None:
     text = chart(read_trace(traced(tmp_path / "trace")), width=40)
     lines = text.splitlines()
     assert [line[:11].strip() for line in lines[:-1]] == [
-        *("drafts sent", "window", "acceptance", "RTT", "pass", "speed", "mode")
+        *("drafts sent", "window", "acceptance", "draft", "RTT", "pass", "speed", "mode")
     ]
     assert "f" in lines[-2][12:52]
     assert "w" in lines[-2][12:52]
     assert "140 tokens" in lines[-1]
-    assert lines[3].endswith("60 … 60 ms")
+    assert lines[3].endswith("24 … 24 ms")
+    assert lines[4].endswith("60 … 60 ms")
 
 
 def test_the_command_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
