@@ -119,7 +119,7 @@ class AsyncStream:
         timer = after_s and asyncio.get_running_loop().call_later(after_s, end)
         self._client._streams.add(self)
         try:
-            await turn.come()
+            await self._unless_cancelled(turn.come())
             async with contextlib.aclosing(self._generate(turn)) as deltas:
                 async for delta in deltas:
                     yield delta

@@ -94,6 +94,27 @@ def test_a_recurrent_model_is_refused_by_name_at_load(tmp_path: Path) -> None:
         LlamaModel.load(path)
 
 
+def test_a_cache_that_refuses_to_be_rewound_later_proposes_nothing_from_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaModel, "_try_out", lambda self: None)  # noqa: ARG005 (it refuses it)
+    model = LlamaModel.load(tiny_gguf.write_recurrent_model(tmp_path / "rewindless.gguf"))
+
+    async def scenario() -> None:
+        drafter = drafter_of(model)
+        said = await text_of(drafter, [1, 2, 3], 3)
+        for _ in range(2):  # and it stays so
+            with pytest.raises(CannotRollBack, match="position 4"):
+                await drafter.draft(4, [said[1] + 1])
+        whole = [1, 2, 3, *said[:1], said[1] + 1]
+        given = await drafter.draft(0, whole)  # all of it can be forgotten
+        assert same(given, await fresh(model, SamplingParams(), whole))
+        await drafter.close()
+
+    asyncio.run(scenario())
+    model.close()
+
+
 @pytest.mark.parametrize("content", [None, b"", b"GGUF", b"not a model" * 100], ids=repr)
 def test_a_wrong_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "wrong.gguf"

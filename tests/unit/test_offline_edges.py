@@ -144,6 +144,21 @@ async def test_no_end_waits_for_a_connection(offline_tokens: int, where: str, ho
 
 
 @on_virtual_time
+async def test_nor_for_the_stream_that_reads_the_prompt_for_it() -> None:
+    async with world() as w:
+        await w.client.card()
+        w.leave(silently=True)
+        first, second = w.client.samples(2, PROMPT, offline_tokens=20)
+        reading = asyncio.create_task(first.read())
+        later(2.0, second.cancel)
+        await asyncio.sleep(0.1)
+        assert await second.read() == ""
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0)
+        first.cancel()
+        await reading
+
+
+@on_virtual_time
 async def test_another_target_in_its_place_is_refused_and_what_is_shown_stays() -> None:
     other = TableModel(vocabulary_size=320, states=512, seed=9)
     async with world() as w, world(model=other) as v:
