@@ -47,14 +47,14 @@ class Patience:
         self._news_at = self._clock()
         self._failures = 0
 
-    def pause_s(self, error: DraftwireError, *, opened: bool) -> float:
+    def pause_s(self, error: DraftwireError, *, opened: bool, mended: bool = False) -> float:
         """Seconds to wait before another attempt.
 
-        Raises `error` if another attempt can't mend it, or if it has been too long. A verifier
-        that is full or leaving, or a quota that is used up, is tried again only by a session that
-        had already `opened`.
+        Raises `error` if it is not `mended` and another attempt can't mend it, or if it has been
+        too long. A verifier that is full or leaving, or a quota that is used up, is tried again
+        only by a session that had already `opened`.
         """
-        again = error.retryable or isinstance(error, ProtocolViolation)
+        again = mended or error.retryable or isinstance(error, ProtocolViolation)
         refused = isinstance(error, ServerFull | QuotaExceeded | Draining) and not opened
         # A stream that broke without a sound is noticed when it has been too long already.
         late = self._clock() - self._news_at > self._policy.give_up_after_s

@@ -561,10 +561,10 @@ class Generation:
             self._finish_cancelled()
         elif isinstance(error, SessionGone) and self._claimed:
             session.known = 0
-        elif isinstance(error, LimitExceeded) and session.limits != self._opened_under:
-            pass  # frames went ahead of `opened`, by another verifier's limits: these are known now
         else:
-            pause_s = self._patience.pause_s(error, opened=bool(session.target))
+            # Frames go ahead of `opened`: by limits that it may then have told to be others.
+            mended = isinstance(error, LimitExceeded) and session.limits != self._opened_under
+            pause_s = self._patience.pause_s(error, opened=bool(session.target), mended=mended)
             self.lost = error
             self.offline.lost()
             self._worker.ask_again()
