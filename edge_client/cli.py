@@ -110,7 +110,7 @@ def _chat(arguments: argparse.Namespace) -> int:
             except Unavailable as error:
                 if not sys.stdin.isatty():
                     raise
-                print("\n" + printable(f"draftwire: {error.code}: {error}"), file=sys.stderr)
+                print(printable(f"draftwire: {error.code}: {error}"), file=sys.stderr)
     return 0
 
 
@@ -235,8 +235,14 @@ def _print(stream: Stream) -> None:
     from edge_client.console import closing_line, remark
     from edge_client.screen import Screen
 
-    screen = Screen(Console())
-    for delta in stream:
-        screen.show(delta)
+    console = Console()
+    screen = Screen(console)
+    try:
+        for delta in stream:
+            screen.show(delta)
+    except DraftwireError:
+        if console.is_terminal and stream.shown.text:
+            print(flush=True)  # what is said of it begins a line
+        raise
     print(flush=True)
     remark(Console(stderr=True), closing_line(stream.summary))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -217,6 +218,7 @@ class Generation:
         self._claimed = 0  # tokens that the open took for known, until it is answered
         self._opened_under = session.limits  # what was taken for the verifier's limits then
         self._unread = True  # no pass of this stream has been heard of
+        self._word_within_s = session.retry.cancel_timeout_s
         self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
@@ -255,9 +257,13 @@ class Generation:
         tail = self._branch.tail
         return tail if self._show_drafts else tail[: self.offline.unjudged]
 
-    def cancel(self) -> None:
-        """End the generation, keeping what is committed; `finished` will say cancelled."""
+    def cancel(self, *, within_s: float = math.inf) -> None:
+        """End the generation, keeping what is committed; `finished` will say cancelled.
+
+        The verifier's word is waited for `within_s`, and no longer than the retry policy says.
+        """
         if not self._cancelled.is_set():
+            self._word_within_s = min(within_s, self._word_within_s)
             self._cancelled.set()
             self._post(Cancel())
 
@@ -576,9 +582,7 @@ class Generation:
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
         late = DeadlineExceeded("the verifier did not confirm the cancel")
-        asyncio.get_running_loop().call_later(
-            self._session.retry.cancel_timeout_s, self._events.put_nowait, late
-        )
+        asyncio.get_running_loop().call_later(self._word_within_s, self._events.put_nowait, late)
         await link.send(Cancel())
 
     async def _leave(self, link: Link) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from edge_client.client import AsyncEdgeClient
 
 T = TypeVar("T")
+
+_LATE_S = 0.5
+"""How long the verifier's word of the end is waited for when time is up."""
 
 
 class AsyncStream:
@@ -81,9 +85,12 @@ class AsyncStream:
 
     def cancel(self) -> None:
         """End the generation; the iterator ends with what is committed by then."""
+        self._end()
+
+    def _end(self, *, within_s: float = math.inf) -> None:
         self._cancelled.set()
         if self._generation is not None:
-            self._generation.cancel()
+            self._generation.cancel(within_s=within_s)
 
     async def read(self) -> str:
         """The whole text, when it is there."""
@@ -113,7 +120,7 @@ class AsyncStream:
 
         def end() -> None:
             late.set()
-            self.cancel()
+            self._end(within_s=_LATE_S)
 
         after_s = self._settings.timeout_s
         timer = after_s and asyncio.get_running_loop().call_later(after_s, end)

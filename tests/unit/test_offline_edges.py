@@ -158,6 +158,21 @@ async def test_nor_for_the_stream_that_reads_the_prompt_for_it() -> None:
         await reading
 
 
+@pytest.mark.parametrize("offline_tokens", [0, 20])
+@on_virtual_time
+async def test_a_deadline_does_not_wait_long_for_a_verifier_that_is_silent(
+    offline_tokens: int,
+) -> None:
+    async with world() as w:
+        options = {"offline_tokens": offline_tokens, "timeout_s": 20.0}
+        stream = await w.stream(PLANS["waiting"], **options)
+        with pytest.raises(DeadlineExceeded):
+            await read(stream, {5: w.computing.clear})
+        assert 20.0 < asyncio.get_running_loop().time() < 20.6
+        w.computing.set()
+        assert await (await w.stream()).read() == WORDS
+
+
 @on_virtual_time
 async def test_another_target_in_its_place_is_refused_and_what_is_shown_stays() -> None:
     other = TableModel(vocabulary_size=320, states=512, seed=9)
