@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -113,6 +115,30 @@ def test_a_cache_that_refuses_to_be_rewound_later_proposes_nothing_from_what_it_
 
     asyncio.run(scenario())
     model.close()
+
+
+def test_an_interrupt_while_llama_cpp_logs_is_not_lost(tmp_path: Path) -> None:
+    path = tiny_gguf.write_attention_model(tmp_path / "tiny.gguf")
+    lines = 0
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
+            nonlocal lines
+            lines += 1
+            if lines == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    handler, level = Interrupting(), llama_library.log.level
+    llama_library.log.addHandler(handler)
+    llama_library.log.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LlamaModel.load(path)
+    finally:
+        llama_library.log.removeHandler(handler)
+        llama_library.log.setLevel(level)
+    assert lines > 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF", b"not a model" * 100], ids=repr)
