@@ -22,8 +22,8 @@ class RetryPolicy:
 
     Waits grow from `first_wait_s` to `longest_wait_s`, each shortened by a random share; after
     `give_up_after_s` without news the generation ends with the last error, once another stream was
-    tried. `cancel_timeout_s` bounds the wait for the verifier's word after a cancel. A verifier
-    silent for `silent_after_s` is taken to be away by a generation with `offline_tokens`.
+    tried; 0: none is. `cancel_timeout_s` bounds the wait for the verifier's word after a cancel. A
+    verifier silent for `silent_after_s` is taken to be away by a generation with `offline_tokens`.
     """
 
     first_wait_s: float = 0.1
@@ -57,8 +57,8 @@ class Patience:
         again = mended or error.retryable or isinstance(error, ProtocolViolation)
         refused = isinstance(error, ServerFull | QuotaExceeded | Draining) and not opened
         # A stream that broke without a sound is noticed when it has been too long already.
-        late = self._clock() - self._news_at > self._policy.give_up_after_s
-        tired = late and self._failures > 0
+        most_s = self._policy.give_up_after_s
+        tired = self._clock() - self._news_at > most_s and (self._failures > 0 or not most_s)
         if refused or tired or not again:
             raise error
         growth: int = 2 ** min(self._failures, 30)
