@@ -166,6 +166,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds to finish in when stopped",
     )
+    serving.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="stop when standard input ends, as a pipe does when the process at its other end is "
+        "gone, however it went",
+    )
     security = serve.add_argument_group("security")
     security.add_argument(
         "--tls-cert", metavar="FILE", help="PEM certificate chain; read again when it changes"

@@ -8,10 +8,12 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +50,8 @@ def serve(arguments: argparse.Namespace) -> int:
     # Loading takes long and holds the thread, so that it is done before the event loop would
     # put signals off until its end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if arguments.until_stdin_ends:
+        threading.Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
     with _metrics(arguments.metrics) as observer:
         config = EngineConfig(
             max_sessions=arguments.max_sessions,
@@ -69,6 +73,14 @@ def serve(arguments: argparse.Namespace) -> int:
             grace_s=arguments.grace,
         )
         return asyncio.run(_until_stopped(server, arguments, started))
+
+
+def _stop_at_end(descriptor: int) -> None:
+    """Read to the end, and then stop as if told to."""
+    # Not through `sys.stdin`: a thread that holds its lock keeps the interpreter from ending.
+    while os.read(descriptor, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _until_stopped(

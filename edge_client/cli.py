@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from draftwire.errors import DraftwireError, MissingDependency, Unavailable
+from draftwire.printable import printable
 from edge_client.arguments import build_parser, client_options, sampling_options
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands[arguments.command](arguments)
     except DraftwireError as error:
-        print(f"draftwire: {error.code}: {error}", file=sys.stderr)
+        print(printable(f"draftwire: {error.code}: {error}", keep="\n"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -54,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _OneLine(logging.Formatter):
-    """An error's own words instead of its traceback."""
+    """An error's own words instead of its traceback, and none that a terminal obeys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n")
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (the standard library's name)
         return f"  {ei[0].__name__}: {ei[1]}"
@@ -106,7 +110,7 @@ def _chat(arguments: argparse.Namespace) -> int:
             except Unavailable as error:
                 if not sys.stdin.isatty():
                     raise
-                print(f"\ndraftwire: {error.code}: {error}", file=sys.stderr)
+                print(printable(f"draftwire: {error.code}: {error}"), file=sys.stderr)
     return 0
 
 
@@ -122,6 +126,7 @@ def _endpoint(arguments: argparse.Namespace) -> int:
     def ready(url: str, model: str) -> None:
         if not model:
             print(f"draftwire: no verifier at {arguments.verifier} yet", file=sys.stderr)
+        model = printable(model)
         print(f"serving {model or 'no model yet'} on {url}/v1, with a page at {url}/", flush=True)
 
     def make_client() -> AsyncEdgeClient:
@@ -230,8 +235,14 @@ def _print(stream: Stream) -> None:
     from edge_client.console import closing_line, remark
     from edge_client.screen import Screen
 
-    screen = Screen(Console())
-    for delta in stream:
-        screen.show(delta)
+    console = Console()
+    screen = Screen(console)
+    try:
+        for delta in stream:
+            screen.show(delta)
+    except DraftwireError:
+        if console.is_terminal and stream.shown.text:
+            print(flush=True)  # what is said of it begins a line
+        raise
     print(flush=True)
     remark(Console(stderr=True), closing_line(stream.summary))

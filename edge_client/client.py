@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -220,7 +220,7 @@ class AsyncEdgeClient:
 
     def _stream(
         self,
-        session: Callable[[], Awaitable[Session]],
+        session: Callable[[], Coroutine[Any, Any, Session]],
         prompt: Sequence[int],
         settings: Settings,
         done: Callable[[Summary], None] | None = None,
@@ -243,12 +243,18 @@ class AsyncEdgeClient:
 
     async def _begin(self, settings: Settings) -> Session:
         """As `session`, but where a draft may go on alone it may also begin so."""
+        return self._session(await self._card_or_none(settings) or self._presumed())
+
+    async def _card_or_none(self, settings: Settings) -> ModelCard | None:
+        """The card; None where a draft may go on alone and the verifier does not answer."""
+        patient_s = (self._retry or RetryPolicy()).silent_after_s
         try:
-            return await self.session()
-        except LinkLost:
+            async with asyncio.timeout(patient_s if settings.offline_tokens else None):
+                return await self.card()
+        except (LinkLost, TimeoutError):
             if not settings.offline_tokens:
                 raise
-            return self._session(self._presumed())
+            return None
 
     def _presumed(self) -> ModelCard:
         """What is taken for the verifier's card until it says itself what it serves."""
@@ -259,7 +265,8 @@ class AsyncEdgeClient:
             vocabulary_fingerprint=self.tokenizer.fingerprint,
             noise_version=NOISE_VERSION,
         )
-        limits = ServingLimits(max_context=max(drafter.max_context for drafter in self._drafters))
+        contexts = [drafter.max_context for drafter in self._drafters]
+        limits = ServingLimits(max_context=max(contexts, default=2))
         return ModelCard(target=unknown, limits=limits, vocabulary_size=0)
 
     def _session(self, card: ModelCard) -> Session:
@@ -284,14 +291,12 @@ class AsyncEdgeClient:
         """Lend the session a drafter, waiting for a free one unless `stream` is cancelled."""
         lent = asyncio.create_task(self._free.get()) if self._drafters else None
         cancelled = asyncio.create_task(stream._cancelled.wait())
-        self._streams.add(stream)
         try:
             if lent is not None:
                 await asyncio.wait({lent, cancelled}, return_when=asyncio.FIRST_COMPLETED)
                 session.drafter = lent.result() if lent.done() else None
             yield
         finally:
-            self._streams.discard(stream)
             session.drafter = None
             cancelled.cancel()
             if lent is not None and not lent.cancel():
@@ -321,11 +326,14 @@ class AsyncEdgeClient:
     async def _matcher(self, settings: Settings) -> Matcher | None:
         """What keeps drafts within the grammar, if there is one and it is to be kept to here.
 
-        Raises `InvalidRequest` if it does not compile.
+        Drafts made before the verifier was ever reached are not: how large its vocabulary is, its
+        card says. Raises `InvalidRequest` if it does not compile.
         """
         if settings.grammar is None or not settings.draft_with_grammar:
             return None
-        card = await self.card()
+        card = await self._card_or_none(settings)
+        if card is None:
+            return None
         if self._grammars is None:
             pieces = pieces_of(self.tokenizer, card.vocabulary_size)
             if not serves_grammars(pieces):
@@ -377,7 +385,8 @@ class AsyncChat:
         Question and answer join `messages` when the stream has ended.
         """
         if self._session is None:
-            self._session = await self._client._begin(settings(**options))
+            asked: dict[str, Any] = {**self._client._defaults, **options}
+            self._session = await self._client._begin(settings(**asked))
         question = {"role": "user", "content": text}
 
         def remember(summary: Summary) -> None:

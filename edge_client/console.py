@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from draftwire.printable import printable
 from edge_client.branch import Origin
 from edge_client.results import Delta, Summary
 
@@ -20,12 +21,21 @@ LEGEND = Text.assemble(
 
 def show(console: Console, delta: Delta) -> None:
     """Write a delta where the cursor is; as it is, byte for byte, where that is no terminal."""
-    parts = [(token.text, STYLES[token.origin]) for token in delta.tokens]
-    if not console.is_terminal or not parts:
+    if not console.is_terminal:
         console.file.write(delta.text)
         console.file.flush()
-    else:
-        console.print(Text.assemble(*parts), end="", soft_wrap=True, highlight=False)
+        return
+    parts = [(on_screen(token.text), STYLES[token.origin]) for token in delta.tokens]
+    rest = delta.text[sum(len(token.text) for token in delta.tokens) :]
+    if parts or rest:
+        text = Text.assemble(*parts, on_screen(rest))
+        console.print(text, end="", soft_wrap=True, highlight=False)
+        console.file.flush()
+
+
+def on_screen(text: str) -> str:
+    """What a terminal is given of a model's text."""
+    return printable(text, keep="\n\t")
 
 
 def remark(console: Console, line: str, style: str = "dim") -> None:

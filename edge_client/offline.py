@@ -11,19 +11,22 @@ class Offline:
 
     Up to `limit` drafts stand past the committed text; 0: the device waits for the cloud. They
     are drafts like all others: sent when the cloud is back, whatever plan there is then, and
-    judged. `drafted` counts those made while it was away.
+    judged. `drafted` counts those made while it was away. A cloud that owes something and is
+    silent for `silent_after_s` seconds is taken to be away: of a network that just goes, gRPC
+    tells after half a minute.
     """
 
-    def __init__(self, limit: int, branch: Branch) -> None:
+    def __init__(self, limit: int, branch: Branch, silent_after_s: float) -> None:
         self.cut_off = False
         self.drafted = 0
         self._limit = limit
+        self._silent_after_s = silent_after_s
         self._branch = branch
         self._end = 0  # position after the last draft in hand when the cloud was away …
         self._forks = branch.forks  # … as long as the text has not turned away from it
 
     def lost(self) -> None:
-        """The cloud can't be reached."""
+        """The cloud can't be reached, or does not answer."""
         if self._limit:
             self.cut_off = True
             self._mark()
@@ -37,6 +40,11 @@ class Offline:
         if self.cut_off:
             self.drafted += count
             self._mark()
+
+    @property
+    def patient_s(self) -> float | None:
+        """How long to wait for the cloud's word before going on alone; None: for ever."""
+        return self._silent_after_s if self._limit and not self.cut_off else None
 
     @property
     def unjudged(self) -> int:

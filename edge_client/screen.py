@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from edge_client.console import show
+from edge_client.console import on_screen, show
 from edge_client.results import Delta, Kind
 
 TENTATIVE = {Kind.DRAFTED: "dim", Kind.UNVERIFIED: "dim italic"}
@@ -37,14 +37,16 @@ class Screen:
         if delta.kind is Kind.COMMITTED:
             del self._tentative[:count]
             show(self._console, delta)
-            written = Text(delta.text)
-            written.expand_tabs()  # as `show` does, and without control characters, too
+            written = Text(on_screen(delta.text))
+            written.expand_tabs()  # as `show` does
             _, self._column = self._after(self._column, written.plain)
         elif delta.kind is Kind.RETRACTED:
             del self._tentative[len(self._tentative) - count :]
         else:
             style = TENTATIVE[delta.kind]
-            self._tentative += [(token.text.replace("\t", " "), style) for token in delta.tokens]
+            self._tentative += [
+                (on_screen(token.text).replace("\t", " "), style) for token in delta.tokens
+            ]
         if self._tentative:
             self._draw()
 

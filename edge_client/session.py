@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,6 +21,8 @@ from draftwire.errors import (
     DeadlineExceeded,
     DraftwireError,
     InvalidRequest,
+    LimitExceeded,
+    ModelChanged,
     ProtocolViolation,
     SessionGone,
 )
@@ -57,6 +60,9 @@ from edge_client.transport import Link, Transport, WireBytes
 
 logger = logging.getLogger(__name__)
 
+_MOST_UNREAD = 1024
+"""Events that may wait for an app that reads slowly; a verifier has fewer to say within limits."""
+
 Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Late | Cancel
 
 
@@ -81,6 +87,7 @@ class Session:
         self.id = secrets.token_bytes(SESSION_ID_BYTES)
         self.transport = transport
         self.limits = card.limits
+        self.vocabulary_size = card.vocabulary_size  # 0: not known
         self.fingerprint = fingerprint
         self.drafter = drafter
         self.draft_ends = eos_token_ids
@@ -185,7 +192,7 @@ class Generation:
         self._grammar = grammar
         self._show_drafts = show_drafts
         self._branch = Branch(session.tokens, mode=mode)
-        self.offline = Offline(offline_tokens, self._branch)
+        self.offline = Offline(offline_tokens, self._branch, session.retry.silent_after_s)
         self._start = len(session.tokens)
         self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
@@ -208,7 +215,10 @@ class Generation:
         self._sent_at: list[float] = []  # of each draft frame of this stream
         self._hint: Hint | None = None
         self._opened_with = 0  # tokens committed when the stream was opened
+        self._claimed = 0  # tokens that the open took for known, until it is answered
+        self._opened_under = session.limits  # what was taken for the verifier's limits then
         self._unread = True  # no pass of this stream has been heard of
+        self._word_within_s = session.retry.cancel_timeout_s
         self._patience = Patience(session.retry, session.clock)
 
     async def run(self) -> AsyncGenerator[list[Commit]]:
@@ -247,9 +257,13 @@ class Generation:
         tail = self._branch.tail
         return tail if self._show_drafts else tail[: self.offline.unjudged]
 
-    def cancel(self) -> None:
-        """End the generation, keeping what is committed; `finished` will say cancelled."""
+    def cancel(self, *, within_s: float = math.inf) -> None:
+        """End the generation, keeping what is committed; `finished` will say cancelled.
+
+        The verifier's word is waited for `within_s`, and no longer than the retry policy says.
+        """
         if not self._cancelled.is_set():
+            self._word_within_s = min(within_s, self._word_within_s)
             self._cancelled.set()
             self._post(Cancel())
 
@@ -265,7 +279,9 @@ class Generation:
                     await link.send(frame)
                 if self._may_draft(plan):
                     self._worker.ask(self._branch, self._controller.patience_s)
-                match await self._events.get():
+                match await self._next():
+                    case None:
+                        yield []
                     case Drafted() as drafted:
                         if self._take_draft(drafted):
                             yield []
@@ -351,6 +367,16 @@ class Generation:
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    async def _next(self) -> Event | None:
+        """The next event; None where the verifier owes one and has been silent for too long."""
+        patient_s = None if self._branch.idle else self.offline.patient_s
+        try:
+            async with asyncio.timeout(patient_s):
+                return await self._events.get()
+        except TimeoutError:
+            self.offline.lost()
+            return None
+
     def _take_draft(self, drafted: Drafted) -> bool:
         """Take an answer of the drafter's in. Whether what is tentative has changed."""
         before = self._branch.end
@@ -375,11 +401,7 @@ class Generation:
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
-        if len(verdict.logprobs) != (verdict.accepted + len(verdict.next)) * bool(self._logprobs):
-            raise ProtocolViolation(
-                f"a verdict came with {len(verdict.logprobs)} log-probabilities",
-                remedy="open the session again",
-            )
+        self._check(verdict)
         sent = branch.sent
         commits = branch.apply(verdict)
         self.logprobs += verdict.logprobs
@@ -387,6 +409,7 @@ class Generation:
         self.outcomes += outcomes if sent else []
         self._session.known = len(branch.committed)
         self._patience.news()
+        self.offline.found()
         self._hint = verdict.hint or self._hint
         at, rtt_s = self._session.clock(), None
         if 0 < timing.frames <= len(self._sent_at):
@@ -411,18 +434,42 @@ class Generation:
         self._unread = self._unread and not timing.pass_rows
         return commits
 
+    def _check(self, verdict: Verdict) -> None:
+        """Raise `ProtocolViolation` for a verdict that no text of this generation can have."""
+        count = verdict.accepted + len(verdict.next)
+        room = self._reach - len(self._branch.committed)
+        size = self._session.vocabulary_size
+        for wrong, what in (
+            (not 0 < count <= room, f"of {count} tokens, where {room} can follow"),
+            (size and max(verdict.next, default=0) >= size, "of a token beyond the vocabulary"),
+            (
+                len(verdict.logprobs) != count * bool(self._logprobs),
+                f"with {len(verdict.logprobs)} log-probabilities",
+            ),
+        ):
+            if wrong:
+                raise ProtocolViolation(f"a verdict came {what}", remedy="open the session again")
+
     def _take_opened(self, opened: Opened) -> None:
-        session = self._session
-        session.target, session.limits = opened.target.digest, opened.limits
+        session, digest = self._session, opened.target.digest
+        if session.target not in (b"", digest):
+            raise ModelChanged(
+                f"the session began on target {session.target.hex()}, and {digest.hex()} answers",
+                remedy="go on with a verifier that serves the same weights and dtype, or start "
+                "anew",
+            )
+        session.target, session.limits = digest, opened.limits
         session.target_ends = frozenset(opened.target.eos_token_ids)
         session.known = max(session.known, self._opened_with)
+        self._claimed = 0
         self.lost = None
         self.offline.found()
 
     def _take_finished(self, finished: Finished) -> None:
-        if finished.length > len(self._branch.committed):
+        committed = len(self._branch.committed)
+        if not self._start <= finished.length <= committed:
             raise ProtocolViolation(
-                f"finished at {finished.length}, but {len(self._branch.committed)} are committed",
+                f"finished at {finished.length}, not in [{self._start}, {committed}]",
                 remedy="open the session again",
             )
         self._branch.truncate(finished.length)
@@ -434,30 +481,38 @@ class Generation:
         try:
             while True:
                 events.put_nowait(await link.receive())
+                while events.qsize() >= _MOST_UNREAD:  # noqa: ASYNC110 (it should never be)
+                    await asyncio.sleep(0.01)
         except DraftwireError as error:
             events.put_nowait(error)
+        except Exception as error:  # whatever a transport raises, the generation must not hang
+            logger.exception("the stream can't be read")
+            events.put_nowait(ProtocolViolation(f"the stream can't be read: {error!r}"))
 
     # ------------------------------------------------------------------ opening and ending
 
     async def _meanwhile(self, task: asyncio.Task[Any]) -> AsyncGenerator[list[Commit]]:
         """Between two streams: wait for a task, drafting on alone where that is allowed.
 
-        Raises what the task does. Left early, or cancelled while the cloud is away, it ends the
-        generation.
+        Raises what the task does. Left early, or cancelled, it ends the generation.
         """
         cancelled = asyncio.create_task(self._cancelled.wait())
         try:
             if self._take_leftovers() or self.offline.cut_off:
                 yield []
             while not task.done():
-                alone = self.offline.cut_off
-                if alone and cancelled.done():
+                if cancelled.done():
                     self._finish_cancelled()
                     return
-                if alone and self._may_draft(self._plan()):
+                if self.offline.cut_off and self._may_draft(self._plan()):
                     self._worker.ask(self._branch, self._controller.patience_s)
-                news = {task, *self._worker.asked, *({cancelled} if alone else ())}
-                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                news = {task, cancelled, *self._worker.asked}
+                done, _ = await asyncio.wait(
+                    news, timeout=self.offline.patient_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    self.offline.lost()
+                    yield []
                 while self._take_leftovers():
                     yield []
             await task
@@ -480,7 +535,8 @@ class Generation:
         self._sent_at.clear()
         self._unread = True
         self._opened_with = len(branch.committed)
-        known = session.known
+        self._opened_under = session.limits
+        self._claimed = known = session.known
         await link.send(
             Open(
                 session_id=session.id,
@@ -512,10 +568,12 @@ class Generation:
         session = self._session
         if self._cancelled.is_set():
             self._finish_cancelled()
-        elif isinstance(error, SessionGone) and session.known:
+        elif isinstance(error, SessionGone) and self._claimed:
             session.known = 0
         else:
-            pause_s = self._patience.pause_s(error, opened=bool(session.target))
+            # Frames go ahead of `opened`: by limits that it may then have told to be others.
+            mended = isinstance(error, LimitExceeded) and session.limits != self._opened_under
+            pause_s = self._patience.pause_s(error, opened=bool(session.target), mended=mended)
             self.lost = error
             self.offline.lost()
             self._worker.ask_again()
@@ -527,9 +585,7 @@ class Generation:
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
         late = DeadlineExceeded("the verifier did not confirm the cancel")
-        asyncio.get_running_loop().call_later(
-            self._session.retry.cancel_timeout_s, self._events.put_nowait, late
-        )
+        asyncio.get_running_loop().call_later(self._word_within_s, self._events.put_nowait, late)
         await link.send(Cancel())
 
     async def _leave(self, link: Link) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
 from draftwire.types import FinishReason
@@ -23,6 +24,11 @@ from edge_client.tentative import Shown, Tentative
 if TYPE_CHECKING:
     from edge_client.client import AsyncEdgeClient
 
+T = TypeVar("T")
+
+_LATE_S = 0.5
+"""How long the verifier's word of the end is waited for when time is up."""
+
 
 class AsyncStream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
@@ -34,7 +40,7 @@ class AsyncStream:
     def __init__(
         self,
         client: AsyncEdgeClient,
-        session: Callable[[], Awaitable[Session]],
+        session: Callable[[], Coroutine[Any, Any, Session]],
         prompt: Sequence[int],
         controller: Controller,
         settings: Settings,
@@ -79,9 +85,12 @@ class AsyncStream:
 
     def cancel(self) -> None:
         """End the generation; the iterator ends with what is committed by then."""
+        self._end()
+
+    def _end(self, *, within_s: float = math.inf) -> None:
         self._cancelled.set()
         if self._generation is not None:
-            self._generation.cancel()
+            self._generation.cancel(within_s=within_s)
 
     async def read(self) -> str:
         """The whole text, when it is there."""
@@ -111,12 +120,13 @@ class AsyncStream:
 
         def end() -> None:
             late.set()
-            self.cancel()
+            self._end(within_s=_LATE_S)
 
         after_s = self._settings.timeout_s
         timer = after_s and asyncio.get_running_loop().call_later(after_s, end)
+        self._client._streams.add(self)
         try:
-            await turn.come()
+            await self._unless_cancelled(turn.come())
             async with contextlib.aclosing(self._generate(turn)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -126,6 +136,7 @@ class AsyncStream:
                     remedy="allow it more time, or ask for fewer max_tokens",
                 )
         finally:
+            self._client._streams.discard(self)
             turn.pass_on()
             if timer:
                 timer.cancel()
@@ -133,8 +144,10 @@ class AsyncStream:
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
         output, tentative = Output(self._client.tokenizer, self._settings.stop), Tentative()
-        session = await self._session()
-        matcher = await self._client._matcher(self._settings)
+        session = await self._unless_cancelled(self._session())
+        if session is None:  # so that what has ended before it began has a summary too
+            session = self._client._session(self._client._presumed())
+        matcher = await self._unless_cancelled(self._client._matcher(self._settings))
         session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
@@ -183,6 +196,19 @@ class AsyncStream:
                     )
                     if self._done is not None:
                         self._done(self._summary)
+
+    async def _unless_cancelled(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """What `waiting` returns; None, at once, if the generation is cancelled meanwhile."""
+        task = asyncio.create_task(waiting)
+        cancelled = asyncio.create_task(self._cancelled.wait())
+        try:
+            await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            cancelled.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     def _look_up(self, session: Session) -> Controller:
         """Let the session look drafts up first, if asked to; the controller to draft by."""

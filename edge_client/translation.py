@@ -29,7 +29,10 @@ from edge_client.translation_stability import Stability, settled_tokens
 if TYPE_CHECKING:
     from edge_client.client import AsyncEdgeClient
 
-_OWN = ("messages", "prompt", "session", "prediction", "logprobs", "top_logprobs")
+_OWN = (
+    *("messages", "prompt", "session", "prediction", "logprobs", "top_logprobs"),
+    *("show_drafts", "offline_tokens"),
+)
 """Arguments of a generation that are the translator's own affair."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.cells import cell_len
 from rich.console import Console
 
+from draftwire.printable import printable
 from edge_client.console import remark
 from edge_client.translation_prompt import parse_glossary
 from edge_client.translation_results import TranslationUpdate
@@ -70,7 +71,8 @@ class Screen:
         if self._as_json:
             self._write(json.dumps(asdict(shown), ensure_ascii=False) + "\n")
         elif self._rewrites:
-            text = shown.text + "\n" if shown.final else self._tail(shown.text)
+            text = printable(shown.text)
+            text = text + "\n" if shown.final else self._tail(text)
             self._write(f"\r\x1b[2K{text}")
         elif shown.final:
             self._write(shown.text + "\n")

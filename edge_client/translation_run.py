@@ -96,6 +96,8 @@ class TranslationRun:
             session=self._session,
             prediction=self._before[kept:],
             top_logprobs=self._stability.top_logprobs,
+            show_drafts=False,  # whatever the client's file says: what came can't be taken back
+            offline_tokens=0,
             **{**self._options, **left},
         )
 

@@ -180,7 +180,7 @@ class GrpcTransport:
             error.code().name,
             str(code) if code is not None else None,
             message,
-            remedy.decode() if isinstance(remedy, bytes) else str(remedy),
+            remedy.decode(errors="replace") if isinstance(remedy, bytes) else str(remedy),
             str(metadata.get("draftwire-session", "")) or None,
         )
 

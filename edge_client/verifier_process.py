@@ -21,6 +21,8 @@ _READY = re.compile(r"^serving (?P<name>.*) on (?P<address>\S+:\d+) ")
 class VerifierProcess:
     """Starts `draftwire-verifier serve` on a free port and stops it on leaving.
 
+    If this process is killed, it stops too: the pipe that is its input ends.
+
     `arguments` are those of `serve`; `cores` are the processor cores it may use, if not all.
     `progress` is told what it logs while it starts. Raises `ModelLoadFailed` with its last words
     if it does not come up within `timeout_s`.
@@ -44,7 +46,8 @@ class VerifierProcess:
 
     def __enter__(self) -> Self:
         self._words: list[str] = []
-        command = [sys.executable, "-m", self.module, "serve", "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", self.module, "serve", "--until-stdin-ends"]
+        command += ["--listen", "127.0.0.1:0"]
         environment = dict(os.environ)
         if self._cores:
             # Libraries count the processors when they load, before anyone could tell them.
@@ -52,7 +55,7 @@ class VerifierProcess:
             environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.process = subprocess.Popen(  # noqa: S603 (our own module)
             [*command, *self._arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -87,7 +90,7 @@ class VerifierProcess:
                 return status
             raise
         finally:
-            for pipe in (self.process.stdout, self.process.stderr):
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if pipe is not None:
                     pipe.close()
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from draftwire.commands import credentials
 from draftwire.errors import VocabularyMismatch
+from draftwire.printable import printable
 from draftwire.testing.demo import demo_model_path
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(report), indent=2))
     else:
-        print("\n".join(lines(report)))
+        print(printable("\n".join(lines(report)), keep="\n"))
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwire.commands import HelpFormatter, add_credentials, credentials
+from draftwire.printable import printable
 from edge_client.model_facts import ModelFacts, facts_of, facts_of_card, fit
 from edge_client.model_store import fetch, present
 
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.what == "inspect":
         facts = _facts(arguments.model, arguments)
-        print(json.dumps(facts.as_json(), indent=2) if arguments.json else _text(facts))
+        said = json.dumps(facts.as_json(), indent=2) if arguments.json else _text(facts)
+        print(printable(said, keep="\n"))
         return 0
     return _fit(arguments)
 
@@ -90,9 +92,9 @@ def _fit(arguments: argparse.Namespace) -> int:
         print(json.dumps(told | {"draft": draft.as_json(), "target": target.as_json()}, indent=2))
     else:
         verdict = "fits" if result.fits else "does not fit"
-        print(f"{draft.name} {verdict} {target.name}")
+        print(printable(f"{draft.name} {verdict} {target.name}"))
         for line in (*result.problems, *result.remarks):
-            print(f"  {line}")
+            print(printable(f"  {line}"))
     return 0 if result.fits else 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwire.errors import CannotRollBack, InternalError, InvalidRequest, ModelLoadFailed
 from draftwire.types import Tokens
-from edge_client.drafters.llama_library import llama, recent_errors
+from edge_client.drafters.llama_library import llama, recent_errors, signals_later
 from edge_client.drafters.threaded import OVERTAKEN, Logits
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class LlamaContext:
         parameters.swa_full = True
         parameters.no_perf = True
         recent_errors()
-        self._context: Any = self._llama.llama_init_from_model(model.pointer, parameters)
+        with signals_later():
+            self._context: Any = self._llama.llama_init_from_model(model.pointer, parameters)
         if not self._context:
             raise ModelLoadFailed(
                 f"no context of {size} tokens for {model.path}: {recent_errors() or 'no reason'}",

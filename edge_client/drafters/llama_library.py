@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
+import signal
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from draftwire.errors import MissingDependency
@@ -41,6 +44,30 @@ def recent_errors() -> str:
         reported = "; ".join(_errors)
         _errors.clear()
     return reported
+
+
+@contextlib.contextmanager
+def signals_later() -> Iterator[None]:
+    """Run Python's signal handlers when this is over, not within.
+
+    They run in the main thread wherever it is, so in the log callback too, whose exceptions are
+    dropped on their way through C: a Ctrl-C that came there would be lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [number for number, handler in kept.items() if callable(handler)]
+    for number in ours:
+        signal.signal(number, lambda which, _: came.append(which))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, kept[number])
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _import() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwire.errors import CannotRollBack, ModelLoadFailed
 from edge_client.drafters.llama_context import LlamaContext
-from edge_client.drafters.llama_library import llama, recent_errors
+from edge_client.drafters.llama_library import llama, recent_errors, signals_later
 from edge_client.drafters.llama_tokenizer import LlamaTokenizer
 from edge_client.drafters.shared_model import SharedModel
 
@@ -47,7 +47,8 @@ class LlamaModel(SharedModel):
         parameters = library.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
         recent_errors()
-        pointer = library.llama_model_load_from_file(str(path).encode(), parameters)
+        with signals_later():
+            pointer = library.llama_model_load_from_file(str(path).encode(), parameters)
         if not pointer:
             raise ModelLoadFailed(
                 f"{path} can't be loaded: {recent_errors() or 'llama.cpp gives no reason'}",

@@ -19,6 +19,9 @@ from edge_client.options import Options, settings
 
 MAX_CHOICES = 128
 
+_FINAL = {"show_drafts": False, "offline_tokens": 0}
+"""Whatever the client's file says: text that was sent can't be taken back."""
+
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 _INERT: dict[str, tuple[object, ...]] = {
@@ -150,7 +153,7 @@ def _asked(
         stream=stream,
         include_usage=include_usage,
         logprobs=logprobs,
-        options=cast(Options, options),
+        options=cast(Options, options | _FINAL),
     )
 
 

@@ -38,6 +38,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from draftwire.printable import printable
+
+MOST_SAID = 2000
+"""Characters of a peer's message, and of its remedy, that are passed on."""
+
 
 class DraftwireError(Exception):
     """Base of all errors.
@@ -298,7 +303,9 @@ def from_wire(
 
     `code` decides where it is known; else the gRPC status name does, and a status that says
     nothing of a request (UNAVAILABLE, CANCELLED, UNKNOWN and the like; INTERNAL, which without a
-    code is gRPC's own) is a lost link.
+    code is gRPC's own) is a lost link. The words go to people and logs: without control characters,
+    and no longer than `MOST_SAID`.
     """
     kind = BY_CODE.get(code or "") or _BY_STATUS.get(status, LinkLost)
+    message, remedy = (printable(words[:MOST_SAID]) for words in (message, remedy))
     return kind(message, remedy=remedy, session_id=session_id)

@@ -413,6 +413,24 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("moment", [pytest.param("loading", marks=pytest.mark.models), "serving"])
+def test_a_verifier_whose_parent_was_killed_stops(moment: str) -> None:
+    model = str(demo_model_path()) if moment == "loading" else "table"
+    script = (
+        "import time; from edge_client.verifier_process import VerifierProcess\n"
+        "say = lambda line: print(line, flush=True)\n"
+        f"with VerifierProcess(['--model', {model!r}], progress=say):\n"
+        "    say('serving')\n"
+        "    time.sleep(600)"
+    )
+    with started([sys.executable, "-c", script]) as process:
+        line_with(process.stdout, moment)
+        os.kill(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + WITHIN_S
+        while session_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
 def test_a_verifier_without_its_extra_names_it() -> None:
     script = (
         "import sys; sys.modules['torch'] = None\n"

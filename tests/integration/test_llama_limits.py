@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -92,6 +94,51 @@ def test_a_recurrent_model_is_refused_by_name_at_load(tmp_path: Path) -> None:
     path = tiny_gguf.write_recurrent_model(tmp_path / "rewindless.gguf", name="Rewindless 1B")
     with pytest.raises(CannotRollBack, match=r"Rewindless 1B.*rewindless\.gguf.*mamba"):
         LlamaModel.load(path)
+
+
+def test_a_cache_that_refuses_to_be_rewound_later_proposes_nothing_from_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaModel, "_try_out", lambda self: None)  # noqa: ARG005 (it refuses it)
+    model = LlamaModel.load(tiny_gguf.write_recurrent_model(tmp_path / "rewindless.gguf"))
+
+    async def scenario() -> None:
+        drafter = drafter_of(model)
+        said = await text_of(drafter, [1, 2, 3], 3)
+        for _ in range(2):  # and it stays so
+            with pytest.raises(CannotRollBack, match="position 4"):
+                await drafter.draft(4, [said[1] + 1])
+        whole = [1, 2, 3, *said[:1], said[1] + 1]
+        given = await drafter.draft(0, whole)  # all of it can be forgotten
+        assert same(given, await fresh(model, SamplingParams(), whole))
+        await drafter.close()
+
+    asyncio.run(scenario())
+    model.close()
+
+
+def test_an_interrupt_while_llama_cpp_logs_is_not_lost(tmp_path: Path) -> None:
+    path = tiny_gguf.write_attention_model(tmp_path / "tiny.gguf")
+    lines = 0
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
+            nonlocal lines
+            lines += 1
+            if lines == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    handler, level = Interrupting(), llama_library.log.level
+    llama_library.log.addHandler(handler)
+    llama_library.log.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LlamaModel.load(path)
+    finally:
+        llama_library.log.removeHandler(handler)
+        llama_library.log.setLevel(level)
+    assert lines > 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF", b"not a model" * 100], ids=repr)

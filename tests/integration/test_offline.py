@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from table_client import MODEL, Words, on_a_loop
 
@@ -9,6 +12,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
 from draftwire.errors import LinkLost
+from draftwire.testing.link import LinkEmulator, LinkProfile
 from draftwire.types import ServingLimits
 from edge_client import AsyncEdgeClient, EdgeClient, Kind, RetryPolicy, reduce
 from edge_client.drafters.table import TableDrafter
@@ -51,6 +55,26 @@ async def test_the_text_goes_on_while_the_verifier_is_away(k: int | None) -> Non
         assert stream.shown.final == stream.summary.text == reduce(deltas)
         assert stream.summary.unverified >= 20
         await again.stop()
+
+
+@pytest.mark.parametrize("k", [4, None])
+@on_a_loop
+async def test_the_text_goes_on_while_a_network_is_silent(k: int | None) -> None:
+    async with verifier() as server, LinkEmulator(server.address, LinkProfile(rtt_ms=2)) as link:
+        retry = replace(QUICK, silent_after_s=0.05)
+        async with AsyncEdgeClient(link.address, Words(), [drafter()], retry=retry) as client:
+            stream = client.generate(
+                PROMPT, max_tokens=120, ignore_eos=True, num_draft_tokens=k, offline_tokens=40
+            )
+            deltas, stall = [], None
+            async for delta in stream:
+                deltas.append(delta)
+                if len(stream.shown.token_ids) >= 40 and stall is None:
+                    stall = asyncio.create_task(link.stall(0.5))
+            assert stream.shown.token_ids == TEXT
+            assert stream.shown.final == stream.summary.text == reduce(deltas)
+            assert stream.summary.unverified >= 20
+            assert stream.summary.streams == 1  # the one that was there goes on
 
 
 def test_the_blocking_client_says_what_is_verified_when_the_verifier_stays_away() -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 from draftwire.types import FinishReason, Usage
 from edge_client.branch import Origin
 from edge_client.console import as_json, closing_line, remark, show
-from edge_client.results import Delta, Summary, Token
+from edge_client.results import Delta, Kind, Summary, Token
+from edge_client.screen import Screen
 from edge_client.transport import WireBytes
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -35,6 +36,36 @@ DELTAS = [
     Delta("\ufffd", ()),
 ]
 TEXT = "".join(delta.text for delta in DELTAS)
+
+
+HOSTILE = "a\x1b[2J\x1b]52;c;ZXZpbA==\x07b\x9b1mc\rd\x08\x7f\x85\te\n"
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("whole", [True, False], ids=["in a token", "beside tokens"])
+def test_a_terminal_is_given_nothing_of_a_text_that_it_would_obey(kind: Kind, whole: bool) -> None:
+    tokens = (Token(1, HOSTILE if whole else "", Origin.ACCEPTED),)
+    file = io.StringIO()
+    screen = Screen(Console(file=file, force_terminal=True, color_system=None, width=60))
+    screen.show(Delta(HOSTILE, tokens, kind))
+    written = file.getvalue().replace("\x1b[0m", "")
+    assert not set(written) & {*map(chr, range(0x80, 0xA0)), *"\x07\x08\r\x1b\x7f"}
+    if kind is Kind.COMMITTED:
+        assert "a␛[2J␛]52;c;ZXZpbA==␇b\ufffd1mc␍d␈␡\ufffd" in written
+
+
+def test_but_a_pipe_gets_it_byte_for_byte() -> None:
+    file = io.StringIO()
+    show(Console(file=file, force_terminal=False), Delta(HOSTILE, ()))
+    assert file.getvalue() == HOSTILE
+
+
+def test_a_terminal_shows_what_follows_the_last_token_too() -> None:
+    """What stands before a stop string in the token where that begins."""
+    file = io.StringIO()
+    screen = Screen(Console(file=file, force_terminal=True, color_system=None, width=60))
+    screen.show(Delta("one two", (Token(1, "one ", Origin.ACCEPTED),)))
+    assert file.getvalue() == "one two"
 
 
 def summary(**changes: object) -> Summary:

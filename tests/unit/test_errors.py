@@ -105,3 +105,10 @@ def test_words_for_a_person_end_with_what_to_do() -> None:
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_every_class_says_what_it_is_for(kind: type[DraftwireError]) -> None:
     assert kind.__doc__ != DraftwireError.__doc__ or kind is DraftwireError
+
+
+def test_a_peers_words_are_bounded_and_no_terminal_obeys_them() -> None:
+    error = from_wire("INTERNAL", "INTERNAL", "\x1b[2J" * 1_000_000, "call\r\n\x9b1m 555")
+    assert len(error.message) == 2000
+    assert error.message.startswith("␛[2J␛[2J")
+    assert error.remedy == "call␍␊\ufffd1m 555"

@@ -3,135 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from offline_world import (
+    MODEL,
+    PLANS,
+    TEXT,
+    WORDS,
+    later,
+    of,
+    on_virtual_time,
+    read,
+    world,
+)
 from virtual_client import PROMPT, TOKENIZER, serving
 
-from cloud_verifier.engine import Engine
-from cloud_verifier.service import VerifierService
-from cloud_verifier.table_target import TableTarget
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.testing.clock import run_virtual
-from draftwire.testing.memory import MemoryFaults, MemoryLink, MemoryTransport
-from draftwire.testing.table import TableModel
-from draftwire.types import FinishReason, ModelCard, ServingLimits
-from edge_client import AsyncEdgeClient, Delta, Kind, Origin, RetryPolicy, reduce
+from draftwire.types import FinishReason
+from edge_client import AsyncEdgeClient, Delta, Kind, Origin, reduce
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import FixedController, Plan
-from edge_client.session import Session
-from edge_client.stream import AsyncStream
-
-MODEL = TableModel(vocabulary_size=320, states=512)
-PROMPT_IDS = TOKENIZER.encode(PROMPT)
-TEXT = MODEL.generate(PROMPT_IDS, 80)
-WORDS = b"".join(map(TOKENIZER.piece, TEXT)).decode(errors="replace")
-RETRY = RetryPolicy(first_wait_s=0.05, longest_wait_s=0.2, give_up_after_s=5.0)
-PLANS = {
-    "waiting": Plan.waiting(4),
-    "flowing": Plan.flowing(12, 2),
-    "run-on": Plan.flowing(12, 2, credit=6),
-    "cloud alone": Plan.cloud_alone(),
-    "shadow": Plan.shadow(4),
-}
-
-
-class World:
-    """A client, and a cloud that goes away and comes back."""
-
-    def __init__(self, transport: MemoryTransport, client: AsyncEdgeClient) -> None:
-        self.transport = transport
-        self.client = client
-        self._decode, self._connect = transport.decode, transport.connect
-        self._found = asyncio.Event()
-
-    def leave(self, *, silently: bool = False) -> None:
-        """Cut all streams; new ones fail, or if `silently` do not even that."""
-
-        async def decode(frames: Any) -> Any:
-            await anext(frames)
-            raise LinkLost("no way there")
-            yield
-
-        @contextlib.asynccontextmanager
-        async def connect(count: object = None) -> AsyncIterator[MemoryLink]:
-            if silently:
-                await self._found.wait()
-            async with self._connect(count) as link:
-                yield link
-
-        self._found.clear()
-        self.transport.decode = decode
-        self.transport.connect = connect  # type: ignore[method-assign]
-        for link in self.transport.links:
-            link.cut()
-
-    def come_back(self) -> None:
-        self.transport.decode = self._decode
-        self._found.set()
-
-    async def stream(self, plan: Plan | None = None, **options: Any) -> AsyncStream:
-        session = Session(
-            self.transport,
-            await self.client.card(),
-            fingerprint=TOKENIZER.fingerprint,
-            retry=RETRY,
-            clock=asyncio.get_running_loop().time,
-        )
-        options = {"max_tokens": len(TEXT), "offline_tokens": 20} | options
-        stream = self.client.generate(PROMPT_IDS, session=session, **options)
-        if plan is not None:
-            stream._controller = FixedController(plan)
-        return stream
-
-
-@contextlib.asynccontextmanager
-async def world(drafter: TableDrafter | None = None, **limits: int) -> AsyncIterator[World]:
-    clock = asyncio.get_running_loop().time
-    serving = ServingLimits(**{"max_context": 400, "max_rows": 9} | limits)
-    engine = Engine(TableTarget(MODEL, limits=serving), clock=clock)
-
-    async def compute(step: Any, arrivals: Any) -> Any:
-        await asyncio.sleep(0.01)
-        return step(arrivals)
-
-    service = VerifierService(engine, compute, clock)
-    running = asyncio.create_task(service.run())
-    transport = MemoryTransport(service.decode, engine.card, MemoryFaults(delay_s=0.01))
-    drafter = drafter or TableDrafter(MODEL, draft_time_s=0.002)
-    async with AsyncEdgeClient(transport, TOKENIZER, [drafter]) as client:
-        yield World(transport, client)
-    running.cancel()
-
-
-def on_virtual_time(test: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        run_virtual(test(*args, **kwargs), timeout_s=1000)
-
-    return run
-
-
-async def read(stream: AsyncStream, then: dict[int, Callable[[], object]]) -> list[Delta]:
-    """All deltas; `then` says what to do when so many tokens are committed."""
-    deltas = []
-    async for delta in stream:
-        deltas.append(delta)
-        for count in [count for count in then if len(stream.shown.token_ids) >= count]:
-            then.pop(count)()
-    return deltas
-
-
-def of(kind: Kind, deltas: list[Delta]) -> list[int]:
-    return [token.id for delta in deltas if delta.kind is kind for token in delta.tokens]
-
-
-def later(seconds: float, do: Callable[[], object]) -> None:
-    asyncio.get_running_loop().call_later(seconds, do)
-
 
 # ------------------------------------------------------------------ away and back
 
@@ -220,11 +114,7 @@ async def test_an_app_can_begin_without_the_cloud() -> None:
 async def test_even_one_that_never_reached_it(k: int | None) -> None:
     async with world() as w:
         describe = w.transport.describe
-
-        async def unreachable() -> ModelCard:
-            raise LinkLost("no way there")
-
-        w.transport.describe = unreachable  # type: ignore[method-assign]
+        w.hide()
         w.leave()
         with pytest.raises(LinkLost):
             await w.client.generate(PROMPT).read()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeAlias
@@ -137,14 +138,17 @@ class Verifier:
 
         return attempt
 
-    def fall_silent_after(self, count: int) -> Attempt:
-        """As usual, for that many frames; then nothing comes out any more."""
+    def fall_silent_after(self, count: int, told_after_s: float = math.inf) -> Attempt:
+        """As usual, for that many frames; then nothing comes out, and at last that it broke."""
 
         async def attempt(frames: Frames) -> Answers:
             async with contextlib.aclosing(self.serve(frames)) as answers:
                 for _ in range(count):
                     yield await anext(answers)
-                await asyncio.Event().wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if told_after_s == math.inf else told_after_s):
+                        await asyncio.Event().wait()
+                raise LinkLost("no answer to pings")
 
         return attempt
 
@@ -256,6 +260,15 @@ async def test_when_patience_ends_the_last_error_is_raised() -> None:
         assert last.value.message == f"break {generation.opens}"
         assert POLICY.give_up_after_s < verifier.clock() < POLICY.give_up_after_s + 2.1
         assert generation.finished is None
+
+
+@on_virtual_time
+async def test_a_break_that_is_noticed_when_patience_has_ended_is_tried_once_more() -> None:
+    async with verifying() as verifier:
+        verifier.script = [verifier.fall_silent_after(4, told_after_s=30.0)]  # as gRPC's pings do
+        generation = begin(session_with(verifier))
+        assert await read(generation) == TEXT
+        assert generation.opens == 2
 
 
 @on_virtual_time
