@@ -6,6 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unexport PYTHONDONTWRITEBYTECODE # else every worker of pytest compiles all tests anew
 export NO_MKDOCS_2_WARNING := 1 # the theme's notice of its own future, at every build
 BENCHES := $(filter-out bench-identity bench-network_report,$(patsubst bench/%.py,bench-%,$(wildcard bench/[a-z]*.py)))
 
@@ -29,12 +30,12 @@ demo: setup ## Run one prompt split and cloud-alone on the demo pair, and compar
 
 .PHONY: test
 test: setup ## Run all tests, those on the real models included
-	pytest -n auto tests/unit tests/property $(ARGS)
+	pytest -n auto tests/property tests/unit $(ARGS)
 	pytest -n 2 --dist loadfile tests/conformance tests/faults tests/integration tests/gpu $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need neither torch nor models: seconds
-	pytest -n auto -m "not models and not slow" tests/unit tests/property $(ARGS)
+	pytest -n auto -m "not models and not slow" tests/property tests/unit $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## Feed the codec, for a minute, bytes found by what code they reach (Linux; installs the fuzz extra)

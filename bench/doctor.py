@@ -52,12 +52,12 @@ def _doctor(rtt_ms: float, model: str) -> dict[str, Any]:
     with ExitStack() as stack:
         serve = ["--model", str(demo_model_path()), *SERVE]
         address = stack.enter_context(VerifierProcess(serve, cores=cloud)).address
+        if device:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, device)  # which the link and the doctor inherit
         if rtt_ms:
             link = LinkEmulator.in_thread(address, LinkProfile(rtt_ms=rtt_ms))
             address = stack.enter_context(link).address
-        if device:
-            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-            os.sched_setaffinity(0, device)  # which the doctor inherits
         return _json_of(["doctor", "--json", "--model", model, "--verifier", address])
 
 

@@ -2,7 +2,8 @@
 
 The captions (bench/captions.txt, some two and a half minutes of speech as lines that grow, with
 corrections in the middle) are translated update by update, as fast as it goes: what counts is
-passes, not seconds. Ways:
+passes, not seconds. So tasks, ways and updates that don't build on one another run side by side,
+in batched passes, of which each counts those that it took part in. Ways:
 
   alone      each update afresh by the cloud alone, a pass a token
   afresh     each update afresh, split, with --k drafts a round
@@ -50,6 +51,8 @@ Correct the spelling and punctuation of this sentence. Answer with the sentence 
 
 WAYS = ("alone", "afresh", "predicted", "followed")
 
+AT_ONCE, DRAFTERS = 8, 2  # generations of a task's way "alone"; those that draft
+
 
 async def follow(
     client: AsyncEdgeClient, task: str, arguments: argparse.Namespace, **options: Any
@@ -82,23 +85,35 @@ async def measure(
     bare: AsyncEdgeClient, client: AsyncEdgeClient, task: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Passes of each way, tokens, flicker, and how many texts differ."""
-    settled, report = await follow(client, task, arguments, num_draft_tokens=arguments.k)
-    predicted, bare_report = await follow(bare, task, arguments)
+    (settled, report), (predicted, bare_report) = await asyncio.gather(
+        follow(client, task, arguments, num_draft_tokens=arguments.k),
+        follow(bare, task, arguments),
+    )
     passes = {"alone": 0, "afresh": 0}
     passes |= {"predicted": bare_report.passes, "followed": report.passes}
     different = sum(a.token_ids != b.token_ids for a, b in zip(settled, predicted, strict=True))
     to, template = TASKS[task]
     prompt = TranslationPrompt(to, template=template)
-    for shown in settled:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def again(shown: TranslationUpdate, way: str) -> None:
+        nonlocal different
         messages = [{"role": "user", "content": prompt.message(shown.source)}]
-        for way, k in (("alone", 0), ("afresh", arguments.k)):
-            stream = client.generate(
-                messages=messages, stop="\n", max_tokens=arguments.tokens, num_draft_tokens=k
-            )
+        options: dict[str, Any] = {"stop": "\n", "max_tokens": arguments.tokens}
+        if way == "alone":
+            async with room:
+                stream = bare.generate(messages=messages, num_draft_tokens=0, **options)
+                await stream.read()
+        else:  # the client has as many at work as it has drafters
+            stream = client.generate(messages=messages, num_draft_tokens=arguments.k, **options)
             await stream.read()
-            passes[way] += stream.summary.usage.passes
-            different += stream.summary.token_ids != shown.token_ids
-        if arguments.show:
+        passes[way] += stream.summary.usage.passes
+        different += stream.summary.token_ids != shown.token_ids
+
+    await asyncio.gather(*(again(shown, way) for way in ("alone", "afresh") for shown in settled))
+    if arguments.show:
+        print(f"{task}:")
+        for shown in settled:
             print(f"  {shown.passes:3}  {shown.source}\n       {shown.translation}", flush=True)
     return {
         "updates": report.updates,
@@ -112,12 +127,15 @@ async def measure(
 
 async def run(address: str, model: LlamaModel, arguments: argparse.Namespace) -> dict[str, Any]:
     """All tasks."""
-    drafter = LlamaDrafter(model, threads=arguments.threads, context=2048)
+    drafters = [
+        LlamaDrafter(model, threads=arguments.threads, context=2048) for _ in range(DRAFTERS)
+    ]
     async with (
         AsyncEdgeClient(address, model.tokenizer) as bare,
-        AsyncEdgeClient(address, model.tokenizer, [drafter]) as client,
+        AsyncEdgeClient(address, model.tokenizer, drafters) as client,
     ):
-        return {task: await measure(bare, client, task, arguments) for task in TASKS}
+        found = await asyncio.gather(*(measure(bare, client, task, arguments) for task in TASKS))
+        return dict(zip(TASKS, found, strict=True))
 
 
 def _parser() -> argparse.ArgumentParser:

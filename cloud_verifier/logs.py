@@ -14,6 +14,16 @@ from typing import TextIO
 
 _FIELDS = ("session", "code")
 
+_CHATTER = {
+    "torchao": "Failed to load ",  # one of its libraries, which another processor needs
+    "torchao.kernel.intmm": "Warning: Detected no triton",
+    "torch.utils._pytree": "%s is an Enum subclass",  # torchao's own, as it is imported
+}
+"""What libraries warn of at every start, quantized or not: by logger, how the message begins.
+
+Nothing follows from it for whoever serves: what can't be honoured is refused with an error.
+"""
+
 
 class TextFormatter(logging.Formatter):
     """A line for people; session and code at its end."""
@@ -46,10 +56,20 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, style: str, stream: TextIO | None = None) -> None:
-    """Log from `level` up as "text" or "json", to stderr unless a stream is given."""
+    """Log from `level` up as "text" or "json", to stderr unless a stream is given.
+
+    Chatter of libraries is left out above the level "debug".
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _CHATTER:
+        logging.getLogger(name).addFilter(_matters)
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    chatter = str(record.msg).startswith(_CHATTER[record.name])
+    return not chatter or logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from edge_client.pace import LONGEST, MOST_ROWS, Runs, Times
 from edge_client.plan import Round
@@ -185,6 +187,10 @@ def _place(run: int) -> int:
 _PLACE_OF = [_place(run) for run in range(LONGEST + MOST_ROWS)]
 
 
+def _mean() -> Smoothed:
+    return Smoothed(gain=0.0, surprises=sys.maxsize)
+
+
 _LENGTH = 256.0  # tokens expected of the first text
 
 
@@ -199,6 +205,15 @@ class Measured:
         self.acceptance = Acceptance()
         self._lengths = Smoothed(value=_LENGTH, deviation=_LENGTH, count=1)
         self._length = 0
+
+    @classmethod
+    def of_all(cls) -> Self:
+        """One that forgets nothing: plain means over a run, not what to go on with after it."""
+        measured = cls()
+        measured.rtt_s, measured.queue_s, measured.draft_s = (_mean() for _ in range(3))
+        measured.passes = PassTime(forget=1.0, single=_mean())
+        measured.acceptance = Acceptance(forget=1.0)
+        return measured
 
     @property
     def to_come(self) -> float:

@@ -20,7 +20,7 @@ from edge_client.choice import (
     rounded,
 )
 from edge_client.estimates import Acceptance
-from edge_client.pace import Times, pace
+from edge_client.pace import Pace, Times, pace
 
 FARTHEST_S = 2.0
 """Round trip up to which the break-even is looked for."""
@@ -76,13 +76,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Times as measured, how often drafts held, and what tokens should take little of."""
+    """Times as measured, how often drafts held, and what tokens should take little of.
+
+    `alone_s` is what a token takes by the cloud alone, if that was measured by itself: beside a
+    device that drafts on the same memory, passes take longer.
+    """
 
     times: Times
     acceptance: Acceptance
     objective: Objective = Objective.LATENCY
     watts: Watts = Watts()  # noqa: RUF009 (frozen)
     longest: int = LONGEST
+    alone_s: float = 0.0
 
     def at(self, rtt_s: float | None = None) -> Expected:
         """What the controller would take, at the round trip measured or at another."""
@@ -91,6 +96,8 @@ class Outlook:
         runs = self.acceptance.runs()
         plans = candidates(terms, self.acceptance.rate, self.longest)
         options = [Option(plan, pace(plan, terms.times, runs)) for plan in plans]
+        if self.alone_s:
+            options[0] = Option(plans[0], Pace(self.alone_s, self.alone_s, 1.0, 0.0))
         best = options[choose(options, 0, terms, to_come=1000)]
         energy = Terms(Objective.ENERGY, self.watts, terms.times)
         return Expected(

@@ -91,6 +91,7 @@ async def _examine(arguments: argparse.Namespace, say: Callable[[str], None]) ->
         acceptance=found.measured.acceptance,
         objective=Objective(arguments.objective),
         watts=report.watts,
+        alone_s=found.alone_s,
     )
     return replace(report, found=found, outlook=outlook)
 

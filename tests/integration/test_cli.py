@@ -244,10 +244,16 @@ def test_loading_can_be_interrupted(number: signal.Signals, status: int) -> None
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def starting() -> list[str]:
+    """What the verifier wrote while it started, to stdout or stderr."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def address(starting: list[str]) -> Iterator[str]:
     """A verifier of the demo model."""
     serve = ["--model", str(demo_model_path()), "--kv-tokens", "2048", "--threads", "1"]
-    with VerifierProcess(serve) as verifier:
+    with VerifierProcess(serve, progress=starting.append) as verifier:
         yield verifier.address
 
 
@@ -284,6 +290,14 @@ def in_terminal(command: Sequence[str], **environment: str) -> str:
         reader.join()
         os.close(ours)
     return b"".join(output).decode().replace("\r\n", "\n")
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("address")
+def test_a_verifier_that_starts_writes_only_what_it_has_to_say_itself(starting: list[str]) -> None:
+    assert starting
+    ours = re.compile(r"\S+ \S+ INFO cloud_verifier\.\w+: ")
+    assert [line for line in starting if not ours.match(line)] == []
 
 
 @pytest.mark.models

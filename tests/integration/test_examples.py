@@ -51,6 +51,16 @@ def test_the_character_does_not_wait_for_what_is_late(verifier: str) -> None:
     assert re.findall(r"^Mira: (.*)  \(", said, re.MULTILINE) == ["Hm.", "Hm."]
 
 
+def test_the_translation_follows_what_is_heard_and_says_how_it_went(verifier: str) -> None:
+    *lines, report = demonstrated("translation.py", "--verifier", verifier).splitlines()
+    final = [line for line in lines if line.startswith("=")]
+    settled = re.compile(r"[=…] [A-Z].*  \(\d+ ms, \d+ passes\)")
+    assert len(final) == 2
+    assert "the bells of the church rang for two hours" in final[1]
+    assert all(settled.fullmatch(line) for line in lines if not line.startswith(">"))
+    assert re.match(r"2 lines, 6 updates, .* lag \d+ ms, .* flicker .* passes an update", report)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

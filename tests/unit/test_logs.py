@@ -94,3 +94,15 @@ def test_no_line_holds_token_ids(style: str) -> None:
     converse()
     assert out.getvalue()
     assert not [token for token in SECRETS if str(token) in out.getvalue()]
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", 1), ("debug", 2)])
+@pytest.mark.usefixtures("root")
+def test_what_a_library_says_at_every_start_is_for_debugging(level: str, shown: int) -> None:
+    out = io.StringIO()
+    configure(level, "text", out)
+    torchao = logging.getLogger("torchao")
+    torchao.warning("Failed to load %s", "_C.so")
+    torchao.warning("int4 needs a GPU")
+    assert len(out.getvalue().splitlines()) == shown
+    assert out.getvalue().endswith("int4 needs a GPU\n")

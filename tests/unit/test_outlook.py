@@ -30,9 +30,11 @@ def foretold_and_taken(speeds: Speeds, rtt_ms: float, rate: float) -> tuple[floa
     async def scenario() -> tuple[float, float]:
         world = World(speeds=speeds, rtt_ms=rtt_ms, rate=rate)
         async with world.serving():
-            found = await survey(world.session, world.new_drafter(), PROMPTS[:3])
+            found = await survey(world.session, world.new_drafter(), PROMPTS[:2])
             measured = found.measured
-            outlook = Outlook(times=measured.times, acceptance=measured.acceptance)
+            outlook = Outlook(
+                times=measured.times, acceptance=measured.acceptance, alone_s=found.alone_s
+            )
             expected = outlook.at().over(TOKENS, found.start_s, 0.0)
             controller = AdaptiveController()
             session = world.session(world.new_drafter())
@@ -68,6 +70,15 @@ def test_a_drafter_as_slow_as_the_target_is_left_alone() -> None:
     assert outlook.at().mode == "cloud-alone"
     assert outlook.at().speedup == 1.0
     assert outlook.break_even_s() == 0.0
+
+
+def test_the_cloud_alone_is_taken_at_its_own_speed_beside_an_idle_device() -> None:
+    """Where both sides share a machine, drafting slows passes down: splitting pays less then."""
+    beside = Outlook(times=TIMES, acceptance=held(0.95)).at()
+    alone = Outlook(times=TIMES, acceptance=held(0.95), alone_s=0.08).at()
+    assert alone.seconds == beside.seconds
+    assert alone.speedup == pytest.approx(beside.speedup * 0.08 / TIMES.single, rel=0.02)
+    assert Outlook(times=TIMES, acceptance=held(0.95), alone_s=0.01).at().speedup == 1.0
 
 
 def test_the_break_even_is_where_splitting_stops_to_pay() -> None:
