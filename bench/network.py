@@ -142,6 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
         asyncio.run(measure(record, options.others))
+    except KeyboardInterrupt:
+        print(f"\nstopped; to go on: --resume {record.path}", file=sys.stderr)
+        return 130
     finally:
         if cores:
             os.sched_setaffinity(0, cores)

@@ -86,6 +86,7 @@ class AsyncEdgeClient:
         self._adaptive = AdaptiveController(as_objective(objective), watts=watts)
         self._trace = None if trace is None else TraceFile(trace)
         self._defaults: Options = {}
+        self._closed = False
 
     @classmethod
     def from_config(cls, path: str | Path) -> Self:
@@ -205,7 +206,12 @@ class AsyncEdgeClient:
             for sampling in each
         ]
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("the client is closed", remedy="make another one")
+
     def _prompt(self, prompt: str | Sequence[int] | None, messages: Messages | None) -> list[int]:
+        self._require_open()
         if (prompt is None) == (messages is None):
             raise InvalidRequest("give either a prompt or messages")
         if messages is not None:
@@ -239,6 +245,7 @@ class AsyncEdgeClient:
 
     async def session(self) -> Session:
         """A new conversation, for several generations that share their beginning."""
+        self._require_open()
         return self._session(await self.card())
 
     async def _begin(self, settings: Settings) -> Session:
@@ -304,6 +311,7 @@ class AsyncEdgeClient:
 
     async def close(self) -> None:
         """Cancel what is being generated, close the connection and the drafters."""
+        self._closed = True
         for stream in self._streams:
             stream.cancel()
         await self._transport.close()
@@ -384,6 +392,7 @@ class AsyncChat:
 
         Question and answer join `messages` when the stream has ended.
         """
+        self._client._require_open()
         if self._session is None:
             asked: dict[str, Any] = {**self._client._defaults, **options}
             self._session = await self._client._begin(settings(**asked))

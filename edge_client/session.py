@@ -22,7 +22,6 @@ from draftwire.errors import (
     DraftwireError,
     InvalidRequest,
     LimitExceeded,
-    ModelChanged,
     ProtocolViolation,
     SessionGone,
 )
@@ -49,7 +48,9 @@ from draftwire.types import (
     common_prefix,
     history_hash,
 )
+from edge_client.attempt import Attempt
 from edge_client.branch import Branch, Commit
+from edge_client.checks import check_finished, check_opened, check_verdict
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker, Late
 from edge_client.extent import Extent
@@ -212,12 +213,8 @@ class Generation:
             ),
             mode,
         )
-        self._sent_at: list[float] = []  # of each draft frame of this stream
+        self._attempt = Attempt(limits=session.limits)
         self._hint: Hint | None = None
-        self._opened_with = 0  # tokens committed when the stream was opened
-        self._claimed = 0  # tokens that the open took for known, until it is answered
-        self._opened_under = session.limits  # what was taken for the verifier's limits then
-        self._unread = True  # no pass of this stream has been heard of
         self._word_within_s = session.retry.cancel_timeout_s
         self._patience = Patience(session.retry, session.clock)
 
@@ -280,13 +277,13 @@ class Generation:
                 if self._may_draft(plan):
                     self._worker.ask(self._branch, self._controller.patience_s)
                 match await self._next():
-                    case None:
+                    case None:  # silent: the draft goes on alone
                         yield []
                     case Drafted() as drafted:
                         if self._take_draft(drafted):
                             yield []
                     case Late():
-                        pass  # the next plan does without
+                        pass  # the next plan does without that draft
                     case Verdict() as verdict:
                         yield self._take_verdict(verdict)
                     case Finished() as finished:
@@ -327,7 +324,7 @@ class Generation:
             return None
         frame = self._branch.due(plan, self._session.limits, more=self._can_draft(plan))
         if frame is not None:
-            self._sent_at.append(self._session.clock())
+            self._attempt.sent_at.append(self._session.clock())
             self.sent_frames += bool(frame.tokens)
             self.sent_tokens += len(frame.tokens)
         return frame
@@ -401,7 +398,12 @@ class Generation:
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
-        self._check(verdict)
+        check_verdict(
+            verdict,
+            room=self._reach - len(branch.committed),
+            vocabulary_size=self._session.vocabulary_size,
+            logprobs=bool(self._logprobs),
+        )
         sent = branch.sent
         commits = branch.apply(verdict)
         self.logprobs += verdict.logprobs
@@ -411,17 +413,15 @@ class Generation:
         self._patience.news()
         self.offline.found()
         self._hint = verdict.hint or self._hint
-        at, rtt_s = self._session.clock(), None
-        if 0 < timing.frames <= len(self._sent_at):
-            away_s = at - self._sent_at[timing.frames - 1]
-            rtt_s = max(0.0, away_s - (timing.heard_us + timing.pass_us) / 1e6)
-            self.rtts_s.append(rtt_s)
+        at = self._session.clock()
+        rtt_s = self._attempt.rtt_s(timing, at)
+        self.rtts_s += [] if rtt_s is None else [rtt_s]
         self._controller.judged(
             Round(
                 at=at,
                 committed=len(commits),
                 sent=sent,
-                first=self._unread,
+                first=self._attempt.unread,
                 outcomes=outcomes,
                 rtt_s=rtt_s,
                 queue_s=timing.queue_us / 1e6,
@@ -431,47 +431,22 @@ class Generation:
                 hint=self._hint,
             )
         )
-        self._unread = self._unread and not timing.pass_rows
+        self._attempt.unread &= not timing.pass_rows
         return commits
 
-    def _check(self, verdict: Verdict) -> None:
-        """Raise `ProtocolViolation` for a verdict that no text of this generation can have."""
-        count = verdict.accepted + len(verdict.next)
-        room = self._reach - len(self._branch.committed)
-        size = self._session.vocabulary_size
-        for wrong, what in (
-            (not 0 < count <= room, f"of {count} tokens, where {room} can follow"),
-            (size and max(verdict.next, default=0) >= size, "of a token beyond the vocabulary"),
-            (
-                len(verdict.logprobs) != count * bool(self._logprobs),
-                f"with {len(verdict.logprobs)} log-probabilities",
-            ),
-        ):
-            if wrong:
-                raise ProtocolViolation(f"a verdict came {what}", remedy="open the session again")
-
     def _take_opened(self, opened: Opened) -> None:
-        session, digest = self._session, opened.target.digest
-        if session.target not in (b"", digest):
-            raise ModelChanged(
-                f"the session began on target {session.target.hex()}, and {digest.hex()} answers",
-                remedy="go on with a verifier that serves the same weights and dtype, or start "
-                "anew",
-            )
-        session.target, session.limits = digest, opened.limits
+        session = self._session
+        check_opened(opened, session.target)
+        session.target, session.limits = opened.target.digest, opened.limits
         session.target_ends = frozenset(opened.target.eos_token_ids)
-        session.known = max(session.known, self._opened_with)
-        self._claimed = 0
+        session.known = max(session.known, self._attempt.committed)
+        self._attempt.known = 0
         self.lost = None
         self.offline.found()
 
     def _take_finished(self, finished: Finished) -> None:
         committed = len(self._branch.committed)
-        if not self._start <= finished.length <= committed:
-            raise ProtocolViolation(
-                f"finished at {finished.length}, not in [{self._start}, {committed}]",
-                remedy="open the session again",
-            )
+        check_finished(finished, start=self._start, committed=committed)
         self._branch.truncate(finished.length)
         del self.logprobs[finished.length - self._start :]
         self._session.known = finished.length
@@ -532,11 +507,8 @@ class Generation:
         session.attempt += 1
         self.opens += 1
         branch.new_stream()
-        self._sent_at.clear()
-        self._unread = True
-        self._opened_with = len(branch.committed)
-        self._opened_under = session.limits
-        self._claimed = known = session.known
+        known = session.known
+        self._attempt = Attempt(committed=len(branch.committed), known=known, limits=session.limits)
         await link.send(
             Open(
                 session_id=session.id,
@@ -559,28 +531,31 @@ class Generation:
         )
         plan = self._plan()
         if plan.window and plan.asks_first and not branch.tail:
-            self._sent_at.append(session.clock())
+            self._attempt.sent_at.append(session.clock())
             await link.send(branch.ask(plan, session.limits))
         return link
 
     async def _recover(self, error: DraftwireError) -> None:
         """After a stream broke: return to open another, or raise what can't be mended."""
-        session = self._session
+        session, attempt = self._session, self._attempt
+        gone = isinstance(error, SessionGone)
+        if gone:
+            session.known = 0
         if self._cancelled.is_set():
             self._finish_cancelled()
-        elif isinstance(error, SessionGone) and self._claimed:
-            session.known = 0
-        else:
-            # Frames go ahead of `opened`: by limits that it may then have told to be others.
-            mended = isinstance(error, LimitExceeded) and session.limits != self._opened_under
-            pause_s = self._patience.pause_s(error, opened=bool(session.target), mended=mended)
-            self.lost = error
-            self.offline.lost()
-            self._worker.ask_again()
-            logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._cancelled.wait(), pause_s)
-                self._finish_cancelled()
+            return
+        if gone and attempt.known:
+            return  # at once, with all of the text
+        # Frames go ahead of `opened`: by limits that it may then have told to be others.
+        mended = isinstance(error, LimitExceeded) and session.limits != attempt.limits
+        pause_s = self._patience.pause_s(error, opened=bool(session.target), mended=mended)
+        self.lost = error
+        self.offline.lost()
+        self._worker.ask_again()
+        logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._cancelled.wait(), pause_s)
+            self._finish_cancelled()
 
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""

@@ -21,6 +21,7 @@ from edge_client.client import AsyncChat, AsyncEdgeClient, Messages
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
+from edge_client.session import Session
 from edge_client.stream import AsyncStream
 from edge_client.tentative import Shown
 from edge_client.transport import Transport
@@ -255,6 +256,10 @@ class EdgeClient:
             return self._inner.samples(n, prompt, **options)
 
         return [Stream(inner) for inner in _Loop.run(start())]
+
+    def session(self) -> Session:
+        """A new conversation, for several generations that share their beginning."""
+        return _Loop.run(self._inner.session())
 
     def chat(self, system: str | None = None, *, messages: Messages = ()) -> Chat:
         """A conversation that goes on from `messages`: each turn sends only what is new."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import operator
 import os
 import signal
 import socket
@@ -294,6 +295,32 @@ def test_closed_without_being_read_it_asks_for_nothing(
     assert set(verifier.engine.idle) == known
 
 
+def test_a_session_sends_only_what_is_new(make: Callable[..., Any]) -> None:
+    client = make(right())
+    session, prompt = client.session(), PROMPT_IDS
+    for _ in range(2):
+        stream = client.generate(prompt, session=session, max_tokens=40)
+        stream.read()
+        assert session.tokens == [*prompt, *stream.summary.token_ids]
+        prompt = [*session.tokens, 3]
+    assert stream.summary.usage.cached_tokens > len(PROMPT_IDS)
+
+
+def test_a_closed_client_says_so(make: Callable[..., Any]) -> None:
+    client = make(right())
+    chat = client.chat()
+    client.close()
+    for ask in (
+        lambda: client.generate(PROMPT),
+        lambda: client.generate("once"),
+        lambda: client.samples(2, PROMPT),
+        client.session,
+        lambda: chat.send("once"),
+    ):
+        with pytest.raises(InvalidRequest, match="the client is closed — make another one"):
+            ask()
+
+
 def test_closing_the_client_ends_what_is_being_generated(
     make: Callable[..., Any], verifier: VerifierServer
 ) -> None:
@@ -310,8 +337,6 @@ def test_closing_the_client_ends_what_is_being_generated(
         assert TOKENIZER.encode(texts[0].result(60)) is not None
         assert texts[1].result(60) == ""
     assert {stream.summary.finish_reason for stream in streams} == {FinishReason.CANCELLED}
-    with pytest.raises(InvalidRequest, match="closed"):
-        read(client)
 
 
 # ------------------------------------------------------------------ drafters
@@ -527,9 +552,8 @@ def test_both_have_the_same_methods(blocking: type, asynchronous: type) -> None:
     def public(kind: type) -> set[str]:
         return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
 
-    only_for_those_with_a_loop = {"session"} if asynchronous is AsyncEdgeClient else set()
     attributes = {"messages"} if asynchronous is async_client.AsyncChat else set()
-    assert public(blocking) == public(asynchronous) - only_for_those_with_a_loop | attributes
+    assert public(blocking) == public(asynchronous) | attributes
 
 
 def test_both_are_made_from_the_same_arguments() -> None:
@@ -561,8 +585,11 @@ def test_nothing_is_left_of_fifty_generations(make: Callable[..., Any]) -> None:
     before = count()
     for _ in range(17):
         some()
-    for left, there_were in zip(count(), before, strict=True):
-        assert left <= there_were + 2  # those of other tests come and go
+    most = tuple(there_were + 2 for there_were in before)  # those of other tests come and go
+    patient_until = time.monotonic() + 10
+    while any(map(operator.gt, count(), most)) and time.monotonic() < patient_until:
+        time.sleep(0.05)
+    assert all(map(operator.le, count(), most)), (count(), before)
 
 
 @contextlib.contextmanager
