@@ -38,6 +38,7 @@ def test_hostile_frames_in_any_order_leave_others_their_text(draw: random.Random
     world.finish()
 
 
+@pytest.mark.slow
 def test_the_hostile_inputs_reach_far() -> None:
     """What is drawn is refused for many reasons, and is not refused too."""
     draw = random.Random(1)

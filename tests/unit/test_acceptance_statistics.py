@@ -18,6 +18,8 @@ from draftwire.noise import Purpose, uniform
 from draftwire.sampling import Probabilities, distribution
 from draftwire.types import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 P = np.array([0.267, 0.05, 0.15, 0.12, 0.13, 0.11, 0.10, 0.073])
 Q = np.array([0.473, 0.099, 0.10, 0.07, 0.08, 0.07, 0.06, 0.048])
 OPTIMUM = 0.745  # 1 − TV(P, Q)

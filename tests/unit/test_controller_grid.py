@@ -12,6 +12,7 @@ from draftwire.testing.wire import PROFILES
 FEW = ("cloud-alone", "waiting 4", "run-on 8/2", "run-on 24/2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speeds", "profile", "rate"),
     [("cpu", "lte", 0.8), ("gpu", "far", 0.97), ("cpu", "satellite", 0.6)],
@@ -42,6 +43,7 @@ def test_the_whole_grid_holds_what_is_claimed() -> None:
     assert {name: value for name, (value, limit) in summarise(done).items() if value > limit} == {}
 
 
+@pytest.mark.slow
 def test_texts_are_equal_at_a_temperature_too() -> None:
     cell = compare("cpu", "5g", 0.8, 0.8, tokens=100, plans=("waiting 4", "cloud-alone"))
     assert set(cell.fixed) <= set(FIXED)

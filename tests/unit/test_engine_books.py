@@ -89,6 +89,7 @@ class Guest:
             self.gone = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [26, 200], ids=["KV is short", "KV is ample"])
 def test_however_sessions_end_every_block_comes_back(num_blocks: int) -> None:
     rng = random.Random(num_blocks)

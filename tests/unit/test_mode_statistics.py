@@ -29,6 +29,8 @@ from edge_client.drafter import Proposal
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Controller, FixedController, Plan, Round, View
 
+pytestmark = pytest.mark.slow
+
 MODEL = TableModel(vocabulary_size=320, states=1, sharpness=2.0, seed=5)
 PARAMS = SamplingParams(temperature=0.7, top_k=6, seed=11)
 P = distribution(MODEL.logits(MODEL.initial), PARAMS)

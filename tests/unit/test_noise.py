@@ -159,6 +159,7 @@ def test_seed_and_position_are_not_interchangeable(block: Bits) -> None:
         assert_independent(block[:8], noise.bits(seed, range(first, first + 8), VOCAB))
 
 
+@pytest.mark.slow
 def test_values_repeat_no_more_often_than_chance_has_it(block: Bits) -> None:
     ordered = np.sort(block.ravel())
     repeats = int((ordered[1:] == ordered[:-1]).sum())
@@ -168,6 +169,7 @@ def test_values_repeat_no_more_often_than_chance_has_it(block: Bits) -> None:
     assert all(np.unique(row).size == VOCAB for row in block)
 
 
+@pytest.mark.slow
 def test_positions_whose_first_keys_agree_share_no_values() -> None:
     # Keys equal in their high half give both positions the same integers, permuted, after the
     # first round: only the second key keeps them apart.
@@ -215,6 +217,7 @@ def test_streams_are_independent_of_each_other_and_of_their_past(
             assert_pairs(scaled[i, :-1], scaled[j, 1:])
 
 
+@pytest.mark.slow
 def test_streams_are_independent_of_match_noise(streams: NDArray[np.float64]) -> None:
     first = np.array([noise.bits_at(SEED, t, [0])[0] for t in range(20_000)], np.uint32)
     for stream in (streams * 2**32).astype(np.uint32):

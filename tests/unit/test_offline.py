@@ -72,6 +72,7 @@ async def test_what_the_target_would_not_have_written_is_retracted(plan: Plan) -
 
 @pytest.mark.parametrize("show_drafts", [False, True])
 @on_virtual_time
+@pytest.mark.slow
 async def test_cuts_at_any_moment_change_nothing_of_the_text(show_drafts: bool) -> None:
     async with world(TableDrafter(MODEL.perturbed(0.3, seed=1), draft_time_s=0.002)) as w:
 
@@ -270,6 +271,7 @@ async def test_it_is_refused_without_a_draft_model() -> None:
             w.client.generate(PROMPT, offline_tokens=-1)
 
 
+@pytest.mark.slow
 def test_a_generation_that_is_cancelled_at_any_moment_has_ended() -> None:
     async def one(turns: int) -> None:
         async with serving(MODEL, drafters=1) as (client, engine):

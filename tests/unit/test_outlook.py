@@ -52,6 +52,7 @@ def foretold_and_taken(speeds: Speeds, rtt_ms: float, rate: float) -> tuple[floa
     return run_virtual(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speeds", "rtt_ms", "rate"),
     [(CPU, 60.0, 0.97), (CPU, 1.0, 0.8), (FAST_CPU, 20.0, 0.9), (GPU, 150.0, 0.97)],

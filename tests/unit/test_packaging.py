@@ -33,6 +33,7 @@ def in_fresh_interpreter(code: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_importing_the_device_side_is_quick_and_loads_no_model_library() -> None:
     in_fresh_interpreter(TIMED_IMPORT)  # compiles what has not been compiled
     runs = [in_fresh_interpreter(TIMED_IMPORT).split() for _ in range(3)]

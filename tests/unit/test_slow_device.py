@@ -20,6 +20,7 @@ from edge_client.trace import TracedController
 FEW = {name: FIXED[name] for name in ("cloud-alone", "run-on 24/2")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.97, 0.8])
 def test_each_third_of_a_text_is_as_fast_as_its_best_plan(rate: float) -> None:
     fast, slow, again = slowdown(rate, FEW)
