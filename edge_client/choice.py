@@ -14,8 +14,11 @@ from edge_client.pace import Pace, Times
 from edge_client.plan import Plan
 from edge_client.rounds import best_length
 
-AHEAD = ((4, 2), (8, 2), (24, 2), (64, 2))
-"""Windows and chunks to consider where the cloud runs on: early drafts count, frames are cheap."""
+AHEAD = ((4, 2), (8, 2), (24, 2), (24, 4), (64, 2))
+"""Windows and chunks to consider where the cloud runs on: early drafts count, frames are cheap.
+
+Larger chunks pay where a pass of two rows takes as long as one of five, and far longer than one.
+"""
 
 BEHIND = ((8, 4), (16, 4), (32, 4), (32, 8), (64, 8))
 """Those where it does not: fuller passes are fewer."""
