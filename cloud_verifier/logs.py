@@ -63,6 +63,11 @@ def configure(level: str, style: str, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    leave_out_chatter()
+
+
+def leave_out_chatter() -> None:
+    """Keep what libraries warn of at every start from the log, above the level "debug"."""
     for name in _CHATTER:
         logging.getLogger(name).addFilter(_matters)
 

@@ -108,6 +108,14 @@ async def _until_stopped(
         if failed.done():
             await failed
         failed.cancel()
+        if running := len(server.engine.active):
+            logger.warning(
+                "stopping: %d generation%s at work, which may take %g s to end; interrupt again "
+                "not to wait",
+                running,
+                " is" if running == 1 else "s are",
+                arguments.grace,
+            )
     return 0
 
 

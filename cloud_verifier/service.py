@@ -143,7 +143,7 @@ class VerifierService:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), grace_s)
         if left := len(self.engine.active):
-            logger.warning("%d sessions are handed back unfinished", left)
+            logger.warning("sessions handed back unfinished: %d", left)
         for channel in self._channels.values():
             channel.put(
                 Draining(

@@ -272,7 +272,7 @@ def _add_demo(commands: Any) -> None:
         help="spoil the drafter on purpose: the text must stay the same",
     )
     demo.add_argument(
-        "--target", metavar="FILE", help="target for the verifier (default: the demo model)"
+        "--target", metavar="FILE", help="target for the verifier (default: the draft model's file)"
     )
     add_model(demo)
     demo.add_argument(
@@ -332,7 +332,8 @@ def _add_connection(parser: argparse.ArgumentParser, verifier: str = DEFAULT_ADD
         "--threads",
         type=positive,
         metavar="N",
-        help="threads of the draft model (default: one for each core, up to four)",
+        help="threads of the draft model (default: one for each core, up to four; half as many "
+        "where the verifier is on this machine, too)",
     )
     group.add_argument(
         "--context", type=positive, default=4096, metavar="N", help="draft model's context, tokens"

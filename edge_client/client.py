@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
+from draftwire.addresses import stays_here
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
@@ -116,16 +117,21 @@ class AsyncEdgeClient:
     ) -> Self:
         """Draft with a GGUF file in llama.cpp, or an `.onnx` file or a directory in ONNX Runtime.
 
-        It runs on `threads` threads (default: one for each core, up to four); `providers` are
-        ONNX Runtime's execution providers, the preferred one first. So many `drafters` share the
-        model's weights, each with a context and threads of its own. Further options are those of
+        It runs on `threads` threads (default: one for each core, up to four, and half as many where
+        the verifier is on this machine, too); `providers` are ONNX Runtime's execution providers,
+        the preferred one first. So many `drafters` share the model's weights, each with a context
+        and threads of its own. Further options are those of
         the class.
 
         Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the extra that
         it takes, `edge` or `edge-onnx`.
         """
         from edge_client.draft_model import drafter_of, load_model
+        from edge_client.drafters.threaded import default_threads
 
+        if threads is None:
+            addresses = verifier.split(",") if isinstance(verifier, str) else []
+            threads = default_threads(beside_verifier=any(map(stays_here, addresses)))
         loaded = load_model(model, threads=threads, providers=providers)
         try:
             made = [drafter_of(loaded, threads=threads, context=context) for _ in range(drafters)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import subprocess
@@ -10,7 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed, ModelNotFound
+from draftwire.errors import (
+    DraftwireError,
+    InvalidRequest,
+    MissingDependency,
+    ModelLoadFailed,
+    ModelNotFound,
+)
 from draftwire.testing.demo import DEMO_MODEL_PACKAGE, demo_model_path
 
 DEMO = "demo"
@@ -55,12 +62,12 @@ def fetch(source: str, *, file: str | None = None, report: Callable[[str], None]
         raise ModelNotFound(f"there is no {source!r}", remedy="give demo, or a hub id owner/name")
     try:
         import huggingface_hub as hub
-        from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise MissingDependency(
             "fetching from the hub takes the package huggingface_hub",
             remedy="pip install 'draftwire[edge-onnx]'",
         ) from error
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are no news
     repository, _, revision = source.partition("@")
     report(f"asking the hub for {source}")
     try:
@@ -75,9 +82,12 @@ def fetch(source: str, *, file: str | None = None, report: Callable[[str], None]
             repository, revision=revision or None, allow_patterns=patterns
         )
         return Path(folder) / chosen
-    except (HfHubHTTPError, OSError) as error:
+    except DraftwireError:
+        raise
+    except Exception as error:  # of the hub, or of whatever HTTP library it uses
+        said = str(error).splitlines() or [type(error).__name__]
         raise ModelNotFound(
-            f"{source} can't be fetched: {str(error).splitlines()[0]}",
+            f"{source} can't be fetched: {said[0]}",
             remedy="check its name and the network; for a gated model set HF_TOKEN",
         ) from error
 

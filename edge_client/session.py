@@ -549,10 +549,13 @@ class Generation:
         # Frames go ahead of `opened`: by limits that it may then have told to be others.
         mended = isinstance(error, LimitExceeded) and session.limits != attempt.limits
         pause_s = self._patience.pause_s(error, opened=bool(session.target), mended=mended)
+        if type(self.lost) is type(error):
+            logger.warning("still lost, opening again in %.1f s", pause_s)
+        else:
+            logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
         self.lost = error
         self.offline.lost()
         self._worker.ask_again()
-        logger.warning("stream lost, opening again in %.1f s: %s", pause_s, error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
             self._finish_cancelled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,8 @@ def connected(arguments: argparse.Namespace, **options: Any) -> Iterator[EdgeCli
     with contextlib.ExitStack() as stack:
         address = arguments.verifier or "127.0.0.1:7433"
         if arguments.demo and not arguments.verifier:
-            serve = ["--model", str(model), "--kv-tokens", "8192"]
+            print("starting a verifier, which takes some seconds …", file=sys.stderr)
+            serve = ["--model", str(model), "--kv-tokens", "8192", "--threads", "1"]
             address = stack.enter_context(VerifierProcess(serve)).address
         client = EdgeClient.from_model(address, model, credentials=credentials, **options)
         yield stack.enter_context(client)

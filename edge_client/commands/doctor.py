@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from draftwire.addresses import stays_here
 from draftwire.commands import credentials
 from draftwire.errors import VocabularyMismatch
 from draftwire.printable import printable
@@ -22,7 +23,6 @@ from edge_client.commands.doctor_report import Report, as_json, lines
 from edge_client.console import remark
 from edge_client.draft_model import drafter_of, load_model
 from edge_client.drafter import Drafter
-from edge_client.drafters.threaded import default_threads
 from edge_client.failover import transport_to
 from edge_client.model_facts import ModelFacts, facts_of, facts_of_card, fit
 from edge_client.outlook import Outlook
@@ -66,7 +66,12 @@ async def _examine(arguments: argparse.Namespace, say: Callable[[str], None]) ->
         else:
             notes.append("no verifier was asked: give --verifier HOST:PORT to hear what to expect")
         speeds = []
-        for threads in _thread_counts(arguments.threads, profile):
+        beside = bool(arguments.verifier) and stays_here(arguments.verifier.split(",")[0])
+        if beside:
+            notes.append(
+                "the verifier shares this machine's cores: give each side its own, with taskset"
+            )
+        for threads in _thread_counts(arguments.threads, profile, beside=beside):
             say(f"drafting on {threads} thread{'s' * (threads > 1)}")
             speeds.append(
                 await draft_speed(path, threads, context=context, providers=arguments.providers)
@@ -139,10 +144,14 @@ def _notes(facts: ModelFacts, context: int, name: str, profile: Profile | None) 
     return notes
 
 
-def _thread_counts(wanted: int | None, profile: Profile | None) -> list[int]:
-    """Thread counts to try: powers of two and all that may be used, or the one asked for."""
+def _thread_counts(wanted: int | None, profile: Profile | None, *, beside: bool) -> list[int]:
+    """Thread counts to try: powers of two and all that may be used, or the one asked for.
+
+    Half of them may be used `beside` a verifier.
+    """
     if wanted:
         return [wanted]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    most = min(cores or 1, profile.threads if profile else max(default_threads(), cores or 1))
+    cores = max(1, (cores or 1) // 2) if beside else cores or 1
+    most = min(cores, profile.threads) if profile else cores
     return sorted({count for count in (1, 2, 4, 8) if count < most} | {most})

@@ -52,13 +52,17 @@ class Context(Protocol):
         ...
 
 
-def default_threads() -> int:
-    """How many of the processors this process may use a draft model is given: at most four."""
+def default_threads(*, beside_verifier: bool = False) -> int:
+    """How many of the processors this process may use a draft model is given: at most four.
+
+    Half of them `beside_verifier`, one that runs on this machine: threads that wait for each other
+    while others have their processors make both sides many times slower.
+    """
     if hasattr(os, "sched_getaffinity"):
         available = len(os.sched_getaffinity(0))
     else:
         available = os.cpu_count() or 1
-    return min(available, 4)
+    return min(max(1, available // 2) if beside_verifier else available, 4)
 
 
 class ThreadedDrafter:

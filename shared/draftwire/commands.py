@@ -27,7 +27,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default to an option's help, where there is one and the help does not say it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        unset = action.default is None or action.default is False
+        unset = action.default is False or action.default in (None, "", [])
         if unset or "default" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
