@@ -255,6 +255,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
         if arguments.command == "doctor":
+            from cloud_verifier.logs import leave_out_chatter
+
+            leave_out_chatter()  # of which some comes with the imports
             from cloud_verifier.doctor import doctor
 
             return doctor(arguments)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from cloud_verifier.inspection import PACKAGES, Model, Report, examine
-from cloud_verifier.logs import leave_out_chatter
 
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Print the report, as text or with `--json`; returns the exit status."""
-    leave_out_chatter()
     report = examine(arguments.model)
     print(json.dumps(asdict(report), indent=2) if arguments.json else "\n".join(lines(report)))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import subprocess
@@ -62,12 +61,13 @@ def fetch(source: str, *, file: str | None = None, report: Callable[[str], None]
         raise ModelNotFound(f"there is no {source!r}", remedy="give demo, or a hub id owner/name")
     try:
         import huggingface_hub as hub
+        from huggingface_hub.utils.logging import set_verbosity_error
     except ImportError as error:
         raise MissingDependency(
             "fetching from the hub takes the package huggingface_hub",
             remedy="pip install 'draftwire[edge-onnx]'",
         ) from error
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are no news
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # its retries are no news
     repository, _, revision = source.partition("@")
     report(f"asking the hub for {source}")
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,12 @@ def test_fit_says_it_in_words_and_in_its_exit_status(
 def test_what_is_not_there_is_an_error_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "inspect", "/no/such/model.gguf"]) == 1
     assert "MODEL_LOAD_FAILED" in capsys.readouterr().err
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line() -> None:
+    command = [sys.executable, "-m", "edge_client", "models", "fetch", "owner/name"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (asked, said) = done.stderr.splitlines()
+    assert "owner/name can't be fetched" in said
