@@ -66,5 +66,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line() -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    (asked, said) = done.stderr.splitlines()
+    _, said = done.stderr.splitlines()
     assert "owner/name can't be fetched" in said
