@@ -223,7 +223,8 @@ class Engine:
     def _park(self, session: Session) -> None:
         """Active no more: its blocks stay cached until others need them."""
         self.pool.release(session.kv, self._clock())
-        if self.active.pop(session.id, None) is not None:
+        if self.active.get(session.id) is session:  # not one that came in its place
+            del self.active[session.id]
             session.queued_at = self._clock()
             self.idle[session.id] = session
 

@@ -514,6 +514,21 @@ def test_no_more_sessions_are_kept_than_allowed() -> None:
     assert [int.from_bytes(name) for name in verifier.engine.idle] == [3, 4]
 
 
+def test_a_stream_that_ends_late_leaves_the_session_that_took_its_ones_place() -> None:
+    verifier = Verifier(max_retained=1)
+    old = verifier.begin(opening(1, stop=most(2)), go())
+    verifier.settle()
+    verifier.begin(opening(2, stop=most(2)), go())  # for which the first one is forgotten
+    verifier.settle()
+    verifier.step()
+    assert opening(1).session_id not in verifier.engine.idle
+    new = verifier.begin(opening(1, attempt=2, stop=most(5)), go())
+    verifier.step()
+    verifier.send(old, Detached())
+    verifier.settle()
+    assert verifier.text(new) == MODEL.generate(PROMPT, 5)
+
+
 def test_a_draining_engine_admits_nothing_and_finishes_what_it_has() -> None:
     verifier = Verifier()
     stream = verifier.begin(opening(1, stop=most(5)), go())
