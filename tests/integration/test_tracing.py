@@ -35,8 +35,14 @@ class Traced:
         self.exporter = InMemorySpanExporter()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
 
-    def spans(self) -> list[ReadableSpan]:
-        """Those of the verifier."""
+    async def spans(self) -> list[ReadableSpan]:
+        """Those of the verifier. The first ends a little after its client's stream has."""
+        async with asyncio.timeout(30):
+            while not (found := self._spans()):
+                await asyncio.sleep(0.01)
+        return found
+
+    def _spans(self) -> list[ReadableSpan]:
         return [s for s in self.exporter.get_finished_spans() if s.name == "draftwire.generate"]
 
 
@@ -56,7 +62,7 @@ async def test_a_generation_has_a_span_with_its_figures() -> None:
     async with traced() as world:
         stream = world.client.generate("5 6 7", max_tokens=40, num_draft_tokens=4)
         await stream.read()
-        [span] = world.spans()
+        [span] = await world.spans()
         usage = stream.summary.usage
         session = (span.attributes or {})["draftwire.session"]
         assert span.attributes == {
@@ -89,7 +95,7 @@ async def test_the_apps_span_is_the_parent(blocking: bool) -> None:
                 await asyncio.to_thread(generate)
             else:
                 await world.client.generate("5 6 7", max_tokens=10).read()
-        [span] = world.spans()
+        [span] = await world.spans()
         assert span.parent is not None
         assert span.parent.is_remote
         assert span.parent.span_id == parent.get_span_context().span_id
@@ -102,7 +108,7 @@ async def test_an_error_marks_the_span() -> None:
     async with traced() as world:
         with pytest.raises(PromptTooLong):
             await world.client.generate([5] * 400).read()
-        [span] = world.spans()
+        [span] = await world.spans()
         assert span.status.status_code is StatusCode.ERROR
         assert (span.attributes or {})["draftwire.code"] == "PROMPT_TOO_LONG"
 
@@ -113,7 +119,7 @@ async def test_a_generation_left_early_ends_its_span() -> None:
         stream = world.client.generate("5 6 7", max_tokens=300, num_draft_tokens=4)
         async with stream:
             await anext(stream)
-        [span] = world.spans()
+        [span] = await world.spans()
         assert (span.attributes or {})["draftwire.finish_reason"] == "cancelled"
 
 
