@@ -38,7 +38,7 @@ class Traced:
     async def spans(self) -> list[ReadableSpan]:
         """Those of the verifier. The first ends a little after its client's stream has."""
         async with asyncio.timeout(30):
-            while not (found := self._spans()):
+            while not (found := self._spans()):  # noqa: ASYNC110 (they have no event)
                 await asyncio.sleep(0.01)
         return found
 
