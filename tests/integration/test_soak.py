@@ -32,7 +32,7 @@ def test_sessions_that_come_and_go_get_their_texts_and_leave_nothing_behind() ->
 def test_neither_side_grows_while_verifiers_restart_and_apps_are_killed() -> None:
     oracle = TableOracle(count=60)
     with serving(oracle.model, **TABLE) as steady, serving(oracle.model, **TABLE) as restarted:
-        soak = Soak([steady, restarted], oracle, sessions=64, seconds=45.0)
+        soak = Soak([steady, restarted], oracle, sessions=64, seconds=120.0)
         record = asyncio.run(soak.run())
     # How many connections there are just now is another matter; that none is left is in `faults`.
     assert record.faults(most_spread=0.1, most_files=None) == []
