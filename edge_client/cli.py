@@ -180,7 +180,6 @@ def _models(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     """Have the verifier's package do it, in a process of its own: it takes torch."""
     import importlib.util
-    import subprocess
 
     for package in ("cloud_verifier", "torch", "onnxscript"):
         if importlib.util.find_spec(package) is None:
@@ -189,17 +188,13 @@ def _export(arguments: argparse.Namespace) -> int:
                 remedy="pip install 'draftwire[export]' there, or on another machine, and copy "
                 "the directory it writes",
             )
-    command = [sys.executable, "-m", "cloud_verifier", "export-onnx", arguments.model]
-    command += [arguments.output] if arguments.output else []
-    command += ["--weights", arguments.weights]
-    return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)
+    output = [arguments.output] if arguments.output else []
+    return _by_verifier("export-onnx", arguments.model, *output, "--weights", arguments.weights)
 
 
 def _conformance(arguments: argparse.Namespace) -> int:
     """Have the verifier's package do it, in a process of its own."""
-    import subprocess
-
-    command = [sys.executable, "-m", "cloud_verifier", "conformance"]
+    command = ["conformance"]
     for name in ("list", "tasks", "json"):
         command += [f"--{name}"] if getattr(arguments, name) else []
     for name in ("listen", "patience", "timeout", "traces"):
@@ -209,7 +204,15 @@ def _conformance(arguments: argparse.Namespace) -> int:
         command += ["--only", scenario]
     if arguments.client:
         command += ["--", *arguments.client]
-    return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)
+    return _by_verifier(*command)
+
+
+def _by_verifier(*command: str) -> int:
+    """Run a command of the verifier's package; returns its exit status."""
+    import subprocess
+
+    module = [sys.executable, "-m", "cloud_verifier"]
+    return subprocess.run([*module, *command], check=False).returncode  # noqa: S603 (ours)
 
 
 def _ask() -> str | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
-from draftwire.addresses import stays_here
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
@@ -27,7 +26,7 @@ from draftwire.types import (
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
-from edge_client.failover import transport_to
+from edge_client.failover import runs_here, transport_to
 from edge_client.options import Options, Settings, settings
 from edge_client.plan import Controller, FixedController, Plan
 from edge_client.results import Summary
@@ -120,8 +119,7 @@ class AsyncEdgeClient:
         It runs on `threads` threads (default: one for each core, up to four, and half as many where
         the verifier is on this machine, too); `providers` are ONNX Runtime's execution providers,
         the preferred one first. So many `drafters` share the model's weights, each with a context
-        and threads of its own. Further options are those of
-        the class.
+        and threads of its own. Further options are those of the class.
 
         Raises `ModelLoadFailed`, `CannotRollBack`, or `MissingDependency` without the extra that
         it takes, `edge` or `edge-onnx`.
@@ -130,8 +128,8 @@ class AsyncEdgeClient:
         from edge_client.drafters.threaded import default_threads
 
         if threads is None:
-            addresses = verifier.split(",") if isinstance(verifier, str) else []
-            threads = default_threads(beside_verifier=any(map(stays_here, addresses)))
+            beside = isinstance(verifier, str) and runs_here(verifier)
+            threads = default_threads(beside_verifier=beside)
         loaded = load_model(model, threads=threads, providers=providers)
         try:
             made = [drafter_of(loaded, threads=threads, context=context) for _ in range(drafters)]

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from draftwire.addresses import stays_here
 from draftwire.credentials import Credentials
 from draftwire.errors import (
     DraftwireError,
@@ -25,8 +26,20 @@ def transport_to(addresses: str, credentials: Credentials | None = None) -> Tran
 
     Raises `InvalidRequest` for an address that is none.
     """
-    transports = [GrpcTransport(one.strip(), credentials) for one in addresses.split(",")]
+    transports = [GrpcTransport(one, credentials) for one in _each(addresses)]
     return transports[0] if len(transports) == 1 else FailoverTransport(transports)
+
+
+def runs_here(addresses: str) -> bool:
+    """Whether any of these verifiers is on this machine.
+
+    Raises `InvalidRequest` for an address that is none, unless one before it is.
+    """
+    return any(map(stays_here, _each(addresses)))
+
+
+def _each(addresses: str) -> list[str]:
+    return [one.strip() for one in addresses.split(",")]
 
 
 class FailoverTransport:

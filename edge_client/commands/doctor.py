@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from draftwire.addresses import stays_here
 from draftwire.commands import credentials
 from draftwire.errors import VocabularyMismatch
 from draftwire.printable import printable
@@ -23,7 +21,8 @@ from edge_client.commands.doctor_report import Report, as_json, lines
 from edge_client.console import remark
 from edge_client.draft_model import drafter_of, load_model
 from edge_client.drafter import Drafter
-from edge_client.failover import transport_to
+from edge_client.drafters.threaded import cores_to_draft_on
+from edge_client.failover import runs_here, transport_to
 from edge_client.model_facts import ModelFacts, facts_of, facts_of_card, fit
 from edge_client.outlook import Outlook
 from edge_client.profiles import PROFILES, Profile
@@ -66,7 +65,7 @@ async def _examine(arguments: argparse.Namespace, say: Callable[[str], None]) ->
         else:
             notes.append("no verifier was asked: give --verifier HOST:PORT to hear what to expect")
         speeds = []
-        beside = bool(arguments.verifier) and stays_here(arguments.verifier.split(",")[0])
+        beside = bool(arguments.verifier) and runs_here(arguments.verifier)
         if beside:
             notes.append(
                 "the verifier shares this machine's cores: give each side its own, with taskset"
@@ -145,13 +144,9 @@ def _notes(facts: ModelFacts, context: int, name: str, profile: Profile | None) 
 
 
 def _thread_counts(wanted: int | None, profile: Profile | None, *, beside: bool) -> list[int]:
-    """Thread counts to try: powers of two and all that may be used, or the one asked for.
-
-    Half of them may be used `beside` a verifier.
-    """
+    """Thread counts to try: powers of two and all that may be used, or the one asked for."""
     if wanted:
         return [wanted]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = max(1, (cores or 1) // 2) if beside else cores or 1
+    cores = cores_to_draft_on(beside_verifier=beside)
     most = min(cores, profile.threads) if profile else cores
     return sorted({count for count in (1, 2, 4, 8) if count < most} | {most})

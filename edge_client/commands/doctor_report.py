@@ -8,13 +8,10 @@ from typing import Any
 
 from edge_client.choice import Watts
 from edge_client.outlook import Expected, Outlook
-from edge_client.survey import DraftSpeed, Survey
+from edge_client.survey import TOKENS, DraftSpeed, Survey
 
 RTTS_MS = (0, 20, 60, 150, 300)
 """Round trips to say what to expect at, besides the one measured."""
-
-TOKENS = 200
-"""Length of the text whose speed-up is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

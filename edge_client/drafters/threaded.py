@@ -52,17 +52,22 @@ class Context(Protocol):
         ...
 
 
-def default_threads(*, beside_verifier: bool = False) -> int:
-    """How many of the processors this process may use a draft model is given: at most four.
+def cores_to_draft_on(*, beside_verifier: bool = False) -> int:
+    """How many of the cores that this process may use are for drafting.
 
     Half of them `beside_verifier`, one that runs on this machine: threads that wait for each other
-    while others have their processors make both sides many times slower.
+    while others have their cores make both sides many times slower.
     """
     if hasattr(os, "sched_getaffinity"):
         available = len(os.sched_getaffinity(0))
     else:
         available = os.cpu_count() or 1
-    return min(max(1, available // 2) if beside_verifier else available, 4)
+    return max(1, available // 2) if beside_verifier else available
+
+
+def default_threads(*, beside_verifier: bool = False) -> int:
+    """Threads of a draft model where nobody says: `cores_to_draft_on`, at most four."""
+    return min(cores_to_draft_on(beside_verifier=beside_verifier), 4)
 
 
 class ThreadedDrafter:
