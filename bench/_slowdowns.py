@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench._virtual import GPU, PROMPTS, Run, World, draft_model, measure, target_model
+from bench._virtual import GPU, PROMPTS, Compared, Run, World, draft_model, measure, target_model
 from draftwire.testing.wire import PROFILES
 from draftwire.types import Tokens
 from edge_client.branch import Origin
@@ -27,33 +27,16 @@ HANG_S = 10.0
 _HANGS_AFTER = 60  # drafts
 
 
-@dataclass(frozen=True, slots=True)
-class Third:
-    """A third of a text: milliseconds a token, by each fixed plan and by the controller."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Third(Compared):
+    """A third of a text, in which drafts take so long."""
 
     draft_ms: float
-    fixed: Mapping[str, float]
-    adaptive: float
-
-    @property
-    def best(self) -> str:
-        """The best fixed plan."""
-        return min(self.fixed, key=lambda name: self.fixed[name])
 
     def __str__(self) -> str:
         """In tokens a second."""
         best = 1e3 / self.fixed[self.best]
         return f"{1e3 / self.adaptive:6.1f} tokens/s, best fixed {best:6.1f} ({self.best})"
-
-    @property
-    def ratio(self) -> float:
-        """The controller over the best fixed plan."""
-        return self.adaptive / self.fixed[self.best]
-
-    @property
-    def to_cloud(self) -> float:
-        """The controller over the cloud alone."""
-        return self.adaptive / self.fixed["cloud-alone"]
 
 
 def slowdown(
@@ -75,7 +58,11 @@ def slowdown(
     _text(controller, rate, DRAFTS_MS[:1] * 3)
     adaptive = _thirds(_text(controller, rate, DRAFTS_MS))
     return [
-        Third(draft_ms, {name: paces[i] for name, paces in fixed[draft_ms].items()}, adaptive[i])
+        Third(
+            draft_ms=draft_ms,
+            fixed={name: paces[i] for name, paces in fixed[draft_ms].items()},
+            adaptive=adaptive[i],
+        )
         for i, draft_ms in enumerate(DRAFTS_MS)
     ]
 

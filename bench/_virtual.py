@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import statistics
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -31,6 +31,29 @@ from edge_client.plan import Controller
 from edge_client.session import Generation, Session
 
 PROMPTS = tuple((5, 6, 7, 8, 9, 10, 11, last) for last in (12, 13, 14, 15))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Milliseconds a token: by each fixed plan, and by the controller."""
+
+    fixed: Mapping[str, float]
+    adaptive: float
+
+    @property
+    def best(self) -> str:
+        """The best fixed plan."""
+        return min(self.fixed, key=lambda name: self.fixed[name])
+
+    @property
+    def ratio(self) -> float:
+        """The controller over the best fixed plan."""
+        return self.adaptive / self.fixed[self.best]
+
+    @property
+    def to_cloud(self) -> float:
+        """The controller over the cloud alone."""
+        return self.adaptive / self.fixed["cloud-alone"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 
 from bench._slowdowns import claims, slowdown
 from bench._switches import outage, switches
-from bench._virtual import CPU, FAST_CPU, GPU, PROMPTS, Run, World, measure, target_model
+from bench._virtual import CPU, FAST_CPU, GPU, PROMPTS, Compared, Run, World, measure, target_model
 from draftwire.testing.wire import PROFILES
 from draftwire.types import SamplingParams
 from edge_client.choice import Objective
@@ -51,31 +51,14 @@ STRETCH = 64  # tokens over which an estimate is held against what happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One setting: milliseconds a token of each fixed plan and of the controller."""
+class Cell(Compared):
+    """One setting; `off` is how far the controller's estimate was from what happened."""
 
     speeds: str
     profile: str
     rate: float
     temperature: float
-    fixed: dict[str, float]
-    adaptive: float
     off: float
-
-    @property
-    def best(self) -> str:
-        """The best fixed plan."""
-        return min(self.fixed, key=lambda name: self.fixed[name])
-
-    @property
-    def ratio(self) -> float:
-        """The controller over the best fixed plan."""
-        return self.adaptive / self.fixed[self.best]
-
-    @property
-    def to_cloud(self) -> float:
-        """The controller over the cloud alone."""
-        return self.adaptive / self.fixed["cloud-alone"]
 
 
 def compare(
