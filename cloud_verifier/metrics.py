@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,6 +21,9 @@ from prometheus_client.core import (
 from cloud_verifier.engine import Engine
 from cloud_verifier.tally import Tally
 from draftwire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 PREFIX = "draftwire:"
 
@@ -190,9 +193,23 @@ def serving(registry: CollectorRegistry, listen: str) -> Iterator[str]:
             f"can't serve metrics on {listen}: {error}",
             remedy="it may be in use; give another --metrics HOST:PORT",
         ) from error
+    server.set_app(_in_plain_text(make_wsgi_app(registry)))
     try:
         yield f"{host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _in_plain_text(app: WSGIApplication) -> WSGIApplication:
+    """Give every scraper the classic text format, whichever it would rather have.
+
+    In OpenMetrics, prometheus_client writes `draftwire_` for `draftwire:` unless it is asked for
+    names in UTF-8, which Prometheus 2 does not do.
+    """
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return app({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
+
+    return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import http.client
 import json
 import logging
 import re
@@ -94,6 +95,29 @@ async def test_the_metrics_add_up_to_the_devices_summaries() -> None:
     assert metric("time_to_first_token_seconds_count") == len(summaries)
     later = metric("verdicts_total") - len(summaries)
     assert metric("inter_token_latency_seconds_count") == later
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8,text/plain;q=0.3",
+        "text/plain;version=1.0.0;escaping=underscores",
+        "*/*",
+    ],
+    ids=["Prometheus 2", "Prometheus 3", "legacy names", "anything"],
+)
+def test_names_are_the_same_in_whichever_format_they_are_asked_for(accept: str) -> None:
+    observer = PrometheusObserver()
+    observer.watch(Engine(TableTarget(MODEL), observer=observer))
+    with serving(observer.registry, "127.0.0.1:0") as address:
+        connection = http.client.HTTPConnection(address)
+        connection.request("GET", "/metrics", headers={"Accept": accept})
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+    names = [line for line in lines if not line.startswith("#")]
+    assert len(names) > 20
+    assert all(line.startswith("draftwire:") for line in names)
 
 
 @on_a_loop
