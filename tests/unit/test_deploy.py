@@ -29,6 +29,7 @@ from cloud_verifier.metrics import PrometheusObserver
 from cloud_verifier.table_target import TableTarget
 from draftwire import errors
 from draftwire.addresses import stays_here
+from draftwire.testing.demo import DEMO_MODEL_FILE, DEMO_MODEL_PACKAGE
 from draftwire.testing.table import TableModel
 from edge_client.arguments import build_parser as device_parser
 
@@ -80,6 +81,24 @@ def test_containers_are_not_root_can_write_little_and_publish_to_this_machine_on
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     for path in files.DEPLOY.glob("*.Dockerfile"):
         assert re.search(r"^USER 10001$", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["edge", "verifier"])
+def test_images_hold_the_demo_model_and_bytecode_on_any_python(name: str) -> None:
+    text = (files.DEPLOY / f"{name}.Dockerfile").read_text(encoding="utf-8")
+    assert f"ARG DEMO_MODEL={DEMO_MODEL_PACKAGE}\n" in text
+    assert not re.search(r"python3\.\d+/", text)
+    assert "--no-compile" not in text  # the user can't write it later, and each start would compile
+    assert "python -m compileall" in text
+
+
+@pytest.mark.parametrize("deployed", ["compose", "kubernetes"])
+def test_the_demo_model_is_served_from_where_the_image_has_it(deployed: str) -> None:
+    words = {
+        "compose": files.compose()["services"]["verifier-cpu"]["command"],
+        "kubernetes": files.container(files.verifier_deployments()[0])["args"],
+    }[deployed]
+    assert files.option(words, "model") == f"/models/{DEMO_MODEL_FILE}"
 
 
 @pytest.mark.parametrize("name", ["verifier-cpu", "verifier-cuda"])
