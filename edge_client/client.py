@@ -200,7 +200,8 @@ class AsyncEdgeClient:
 
         Seeds are derived from the request's, which is the first stream's own, so that it reads as
         without `n`. The verifier reads the prompt once: whichever stream is read first goes ahead
-        until it has, and the others find its KV there.
+        until it has, and the others find its KV there. With fewer drafters than streams, read one
+        to its end before the next, or all at once: who waits for a drafter waits for its reader.
         """
         if n < 1:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
