@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DraftwireError as error:
         print(printable(f"draftwire: {error.code}: {error}", keep="\n"), file=sys.stderr)
         return 1
+    except UnicodeDecodeError as error:
+        print(f"draftwire: INVALID_REQUEST: the input is not {error.encoding}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +30,12 @@ from edge_client.drafter import Drafter, Tokenizer
 from edge_client.failover import runs_here, transport_to
 from edge_client.options import Options, Settings, settings
 from edge_client.plan import Controller, FixedController, Plan
+from edge_client.reading import Reading, Turn
 from edge_client.results import Summary
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
-from edge_client.stream import AsyncStream, Turn
-from edge_client.text import pieces_of
+from edge_client.stream import AsyncStream
+from edge_client.text import checked_messages, checked_text, pieces_of
 from edge_client.trace import TracedController, TraceFile
 from edge_client.translation import AsyncTranslator
 from edge_client.transport import Transport
@@ -49,8 +51,8 @@ class AsyncEdgeClient:
     after the other fails, or a transport; `credentials` are for addresses. Without any, no API key
     is sent, and verifiers elsewhere are reached by TLS and known by the usual authorities.
     `drafters` may be none (the cloud decodes alone), one, or several for as many generations at
-    once; a generation waits for a free one. Belongs to the event loop it is first used on. Close
-    it, or use it as a context manager.
+    once; a generation waits for a free one. Belongs to the event loop it is first used on, and to
+    the process. Close it, or use it as a context manager.
 
     `objective` is what tokens should take little of: "latency", the verifier's time ("cost"), or
     the device's "energy", for which `watts` says what it draws. `trace` is a file to which one
@@ -79,7 +81,7 @@ class AsyncEdgeClient:
         for drafter in self._drafters:
             self._free.put_nowait(drafter)
         self._retry = retry
-        self._streams: set[AsyncStream] = set()
+        self._streams: set[Reading] = set()
         self._card: ModelCard | None = None
         self._grammars: GrammarCompiler | None = None
         # What one generation measured serves the next.
@@ -87,6 +89,8 @@ class AsyncEdgeClient:
         self._trace = None if trace is None else TraceFile(trace)
         self._defaults: Options = {}
         self._closed = False
+        self._process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def from_config(cls, path: str | Path) -> Self:
@@ -155,6 +159,7 @@ class AsyncEdgeClient:
 
         Raises `LinkLost` if it can't be reached.
         """
+        self._settle()
         if self._card is None or again:
             self._card = await self._transport.describe()
         return self._card
@@ -195,7 +200,8 @@ class AsyncEdgeClient:
 
         Seeds are derived from the request's, which is the first stream's own, so that it reads as
         without `n`. The verifier reads the prompt once: whichever stream is read first goes ahead
-        until it has, and the others find its KV there.
+        until it has, and the others find its KV there. With fewer drafters than streams, read one
+        to its end before the next, or all at once: who waits for a drafter waits for its reader.
         """
         if n < 1:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
@@ -213,17 +219,30 @@ class AsyncEdgeClient:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequest("the client is closed", remedy="make another one")
+        if os.getpid() != self._process:
+            raise InvalidRequest(
+                "the client was made before the process forked", remedy="make one in each process"
+            )
+
+    def _settle(self) -> None:
+        """Stay on the event loop that runs now. Raises `InvalidRequest` if it was another."""
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise InvalidRequest(
+                "the client belongs to another event loop", remedy="make one on each"
+            )
+        self._loop = loop
 
     def _prompt(self, prompt: str | Sequence[int] | None, messages: Messages | None) -> list[int]:
         self._require_open()
         if (prompt is None) == (messages is None):
             raise InvalidRequest("give either a prompt or messages")
         if messages is not None:
-            tokens = self.tokenizer.encode_chat(messages)
+            tokens = self.tokenizer.encode_chat(checked_messages(messages))
+        elif isinstance(prompt, str):
+            tokens = self.tokenizer.encode(checked_text(prompt, "the prompt"))
         else:
-            tokens = (
-                self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt or ())
-            )
+            tokens = list(prompt or ())
         if not tokens:
             raise InvalidRequest("the prompt is empty", remedy="give it a token at least")
         return tokens
@@ -245,7 +264,7 @@ class AsyncEdgeClient:
         controller = self._controller(settings.num_draft_tokens)
         if rounds is not None:
             controller = TracedController(controller, rounds)
-        return AsyncStream(self, session, prompt, controller, settings, done, turn)
+        return AsyncStream(Reading(self, session, prompt, controller, settings, done, turn))
 
     async def session(self) -> Session:
         """A new conversation, for several generations that share their beginning."""
@@ -298,7 +317,7 @@ class AsyncEdgeClient:
         return AsyncTranslator(self, to, **options)
 
     @contextlib.asynccontextmanager
-    async def _drafting(self, stream: AsyncStream, session: Session) -> AsyncGenerator[None]:
+    async def _drafting(self, stream: Reading, session: Session) -> AsyncGenerator[None]:
         """Lend the session a drafter, waiting for a free one unless `stream` is cancelled."""
         lent = asyncio.create_task(self._free.get()) if self._drafters else None
         cancelled = asyncio.create_task(stream._cancelled.wait())
@@ -368,7 +387,7 @@ class AsyncEdgeClient:
                     remedy="use the target's tokenizer, or give the prediction as text",
                 )
             return list(prediction)
-        tokens = self.tokenizer.encode(prediction)
+        tokens = self.tokenizer.encode(checked_text(prediction, "the prediction"))
         return tokens[1:] if tokens and not self.tokenizer.piece(tokens[0]) else tokens
 
     def _controller(self, num_draft_tokens: int | None) -> Controller:

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from draftwire.errors import InvalidRequest, MissingDependency
 from draftwire.types import MAX_TOP_LOGPROBS, Grammar, SamplingParams, StopRules, VerifyMode
+from edge_client.text import checked_text
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -146,6 +147,9 @@ def settings(
         raise InvalidRequest(f"verify_mode is {verify_mode!r}, not one of {modes}") from None
     if json_schema is not None and not isinstance(json_schema, str):
         json_schema = json.dumps(json_schema)
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in strings:
+        checked_text(text, "a stop string")
     grammar = _grammar(json_schema=json_schema, regex=regex, lark=lark)
     return Settings(
         sampling=SamplingParams(
@@ -163,7 +167,7 @@ def settings(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             token_ids=tuple(stop_token_ids),
-            strings=(stop,) if isinstance(stop, str) else tuple(stop),
+            strings=strings,
             ignore_eos=ignore_eos,
         ),
         grammar=grammar,

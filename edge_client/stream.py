@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Self
 
-from draftwire.errors import DeadlineExceeded, DraftwireError, InvalidRequest
-from draftwire.types import FinishReason
-from edge_client.drafters.lookup import LookupDrafter
-from edge_client.lookup_controller import LookupController
-from edge_client.options import Settings
-from edge_client.output import Output
-from edge_client.plan import Controller
-from edge_client.results import Delta, Kind, Summary, summarise
-from edge_client.session import Generation, Session
-from edge_client.tentative import Shown, Tentative
-
-if TYPE_CHECKING:
-    from edge_client.client import AsyncEdgeClient
-
-T = TypeVar("T")
-
-_LATE_S = 0.5
-"""How long the verifier's word of the end is waited for when time is up."""
+from draftwire.errors import DraftwireError
+from edge_client.reading import Reading
+from edge_client.results import Delta, Summary
+from edge_client.tentative import Shown
 
 
 class AsyncStream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
 
     A context manager too: leaving it ends the generation if it has not ended, and so does
-    cancelling a task that reads it. While one task reads, another may `cancel()`, not `close()`.
+    cancelling a task that reads it, or dropping it. While one task reads, another may `cancel()`,
+    not `close()`.
     """
 
-    def __init__(
-        self,
-        client: AsyncEdgeClient,
-        session: Callable[[], Coroutine[Any, Any, Session]],
-        prompt: Sequence[int],
-        controller: Controller,
-        settings: Settings,
-        done: Callable[[Summary], None] | None = None,
-        turn: Turn | None = None,
-    ) -> None:
-        self._client = client
-        self._done = done
-        self._session = session
-        self._prompt = prompt
-        self._controller = controller
-        self._settings = settings
-        self._turn = turn
-        self._generation: Generation | None = None
-        self._cancelled = asyncio.Event()
-        self._shown = Shown()
-        self._summary: Summary | None = None
-        self._deltas = self._run()
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def __del__(self) -> None:
+        self._reading.abandon()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        delta = await anext(self._deltas)
-        self._shown.apply(delta)
-        return delta
+        return await self._reading.next()
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,166 +44,29 @@ class AsyncStream:
 
     async def close(self) -> None:
         """End the generation if it has not ended."""
-        await self._deltas.aclose()
+        await self._reading.close()
 
     def cancel(self) -> None:
         """End the generation; the iterator ends with what is committed by then."""
-        self._end()
-
-    def _end(self, *, within_s: float = math.inf) -> None:
-        self._cancelled.set()
-        if self._generation is not None:
-            self._generation.cancel(within_s=within_s)
+        self._reading.cancel()
 
     async def read(self) -> str:
         """The whole text, when it is there."""
         async for _ in self:
             pass
-        return self._shown.final
+        return self.shown.final
 
     @property
     def shown(self) -> Shown:
         """What the deltas so far add up to, after an error too."""
-        return self._shown
+        return self._reading.shown
 
     @property
     def summary(self) -> Summary:
         """How it went. Raises `InvalidRequest` before the end."""
-        if self._summary is None:
-            raise InvalidRequest("the generation has not ended", remedy="read the stream first")
-        return self._summary
+        return self._reading.summary
 
     @property
     def lost(self) -> DraftwireError | None:
         """What the connection broke by, while it is made again and the text stands still."""
-        return None if self._generation is None else self._generation.lost
-
-    async def _run(self) -> AsyncGenerator[Delta]:
-        turn, late = self._turn or Turn(), asyncio.Event()
-
-        def end() -> None:
-            late.set()
-            self._end(within_s=_LATE_S)
-
-        after_s = self._settings.timeout_s
-        timer = after_s and asyncio.get_running_loop().call_later(after_s, end)
-        self._client._streams.add(self)
-        try:
-            await self._unless_cancelled(turn.come())
-            async with contextlib.aclosing(self._generate(turn)) as deltas:
-                async for delta in deltas:
-                    yield delta
-            if late.is_set() and self.summary.finish_reason is FinishReason.CANCELLED:
-                raise DeadlineExceeded(
-                    f"the generation had not ended after {after_s} s",
-                    remedy="allow it more time, or ask for fewer max_tokens",
-                )
-        finally:
-            self._client._streams.discard(self)
-            turn.pass_on()
-            if timer:
-                timer.cancel()
-
-    async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
-        started = first = last = time.perf_counter()
-        output, tentative = Output(self._client.tokenizer, self._settings.stop), Tentative()
-        session = await self._unless_cancelled(self._session())
-        if session is None:  # so that what has ended before it began has a summary too
-            session = self._client._session(self._client._presumed())
-        matcher = await self._unless_cancelled(self._client._matcher(self._settings))
-        session.require_idle()  # before waiting for the drafter that it may hold itself
-        async with self._client._drafting(self, session):
-            self._generation = generation = session.generate(
-                self._prompt,
-                self._look_up(session),
-                sampling=self._settings.sampling,
-                stop=self._settings.stop,
-                logprobs=self._settings.logprobs,
-                mode=self._settings.mode,
-                grammar=self._settings.grammar,
-                matcher=matcher,
-                offline_tokens=self._settings.offline_tokens,
-                show_drafts=self._settings.show_drafts,
-            )
-            if self._cancelled.is_set():
-                generation.cancel()
-            try:
-                async with contextlib.aclosing(generation.run()) as run:
-                    async for commits in run:
-                        if commits:
-                            last = time.perf_counter()
-                            first = first if output.committed else last
-                            turn.pass_on()
-                        told = generation.logprobs[output.committed :]
-                        given = output.take(commits, told)
-                        shown = output.preview(generation.tentative)
-                        kind = Kind.UNVERIFIED if generation.offline.cut_off else Kind.DRAFTED
-                        for delta in tentative.change(given, shown, kind):
-                            yield delta
-                finished = generation.finished
-                rest = output.end(
-                    len(session.tokens) - len(self._prompt),
-                    told=finished is not None and finished.reason is not FinishReason.CANCELLED,
-                )
-                for delta in tentative.change(rest, (), Kind.DRAFTED):
-                    yield delta
-            finally:
-                if generation.finished is not None:
-                    self._summary = summarise(
-                        generation,
-                        output.text,
-                        output.tokens,
-                        self._settings,
-                        (started, first, last),
-                        tentative.retracted,
-                    )
-                    if self._done is not None:
-                        self._done(self._summary)
-
-    async def _unless_cancelled(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """What `waiting` returns; None, at once, if the generation is cancelled meanwhile."""
-        task = asyncio.create_task(waiting)
-        cancelled = asyncio.create_task(self._cancelled.wait())
-        try:
-            await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            return await task if task.done() else None
-        finally:
-            cancelled.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-
-    def _look_up(self, session: Session) -> Controller:
-        """Let the session look drafts up first, if asked to; the controller to draft by."""
-        settings = self._settings
-        if not settings.prompt_lookup and not settings.prediction:
-            return self._controller
-        prediction = self._client._expected(settings.prediction)
-        session.drafter = lookup = LookupDrafter(
-            session.drafter, start=len(self._prompt), prediction=prediction
-        )
-        drafts = settings.num_draft_tokens
-        if drafts == 0 or (drafts and not prediction):
-            return self._controller
-        return LookupController(self._controller, lookup)
-
-
-class Turn:
-    """Lets the first of several streams go ahead until the prompt they share is read.
-
-    Then its KV is there for the others, who would each compute it if they came at once.
-    """
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._read = asyncio.Event()
-
-    async def come(self) -> None:
-        """Wait for one's turn: the first to come need not."""
-        if self._taken:
-            await self._read.wait()
-        self._taken = True
-
-    def pass_on(self) -> None:
-        """The prompt is read, or whoever was to read it has gone."""
-        self._read.set()
+        return self._reading.lost

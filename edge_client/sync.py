@@ -6,6 +6,7 @@ One background thread runs the loop of all clients of the process.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftwire.credentials import Credentials
-from draftwire.errors import DraftwireError
+from draftwire.errors import DraftwireError, InvalidRequest
 from draftwire.types import ModelCard
 from edge_client.choice import Objective, Watts
 from edge_client.client import AsyncChat, AsyncEdgeClient, Messages
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_THREAD = "draftwire-loop"
+
 
 class _Loop:
     """The background loop, started when it is first needed.
 
-    An interrupt (Ctrl-C) may come at any line of the main thread; the loop is made on its own.
+    An interrupt (Ctrl-C) may come at any line of the main thread; the loop is made on its own. A
+    forked process has no threads but the one that forked, so it starts a loop of its own.
     """
 
     _lock = threading.Lock()
@@ -45,8 +49,15 @@ class _Loop:
     def run(cls, coro: Coroutine[Any, Any, T]) -> T:
         """Run `coro` there and wait. Interrupted, it is cancelled, and has ended before we raise.
 
-        For whoever is interrupted will want to close what `coro` was using.
+        For whoever is interrupted will want to close what `coro` was using. Raises
+        `InvalidRequest` on the loop's own thread, which would wait for itself.
         """
+        if threading.current_thread().name == _THREAD:
+            coro.close()
+            raise InvalidRequest(
+                "a callback may not use a blocking client: its thread carries all streams",
+                remedy="hand the work to another thread",
+            )
         loop: asyncio.AbstractEventLoop | None = None
         task: asyncio.Task[T] | None = None
         ended: Future[T] = Future()
@@ -80,11 +91,17 @@ class _Loop:
         with cls._lock:
             if cls._made is None:
                 made: Future[asyncio.AbstractEventLoop] = Future()
-                threading.Thread(
-                    target=_run_loop, args=(made,), name="draftwire-loop", daemon=True
-                ).start()
+                threading.Thread(target=_run_loop, args=(made,), name=_THREAD, daemon=True).start()
                 cls._made = made
         return cls._made.result()
+
+    @classmethod
+    def _forget(cls) -> None:
+        cls._lock, cls._made = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Loop._forget)
 
 
 def _run_loop(made: Future[asyncio.AbstractEventLoop]) -> None:
@@ -105,8 +122,8 @@ def _copy(task: asyncio.Task[T], future: Future[T]) -> None:
 class Stream:
     """A generation as it comes: iterate over its deltas; then `summary` tells how it went.
 
-    A context manager too: leaving it ends the generation if it has not ended. While one thread
-    reads, another may `cancel()`, not `close()`.
+    A context manager too: leaving it ends the generation if it has not ended, and so does dropping
+    it. While one thread reads, another may `cancel()`, not `close()`.
     """
 
     def __init__(self, inner: AsyncStream) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import copy
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from draftwire.errors import InvalidRequest
 
@@ -27,6 +27,34 @@ def pieces_of(tokenizer: Pieces, vocabulary_size: int) -> list[bytes]:
         except InvalidRequest:
             pieces.append(b"")
     return pieces
+
+
+def checked_text(text: str, what: str) -> str:
+    """The text itself. Raises `InvalidRequest` if half of a surrogate pair stands in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{what} holds half of a surrogate pair at {error.start}",
+            remedy="cut texts between characters, and decode bytes as UTF-8",
+        ) from None
+    return text
+
+
+def checked_messages(messages: Sequence[Any]) -> Sequence[Mapping[str, str]]:
+    """The messages themselves. Raises `InvalidRequest`, which says which one is none."""
+    if isinstance(messages, str | Mapping) or not messages:
+        raise InvalidRequest("messages is no list of messages, or an empty one")
+    for index, message in enumerate(messages):
+        for name in ("role", "content"):
+            value = message.get(name) if isinstance(message, Mapping) else None
+            if not isinstance(value, str):
+                raise InvalidRequest(
+                    f"messages[{index}] has no text as its {name}",
+                    remedy='write {"role": "user", "content": "…"}',
+                )
+            checked_text(value, f"messages[{index}]")
+    return messages
 
 
 class TextStream:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from draftwire.errors import InvalidRequest
 from edge_client.options import settings
 from edge_client.session import Session
+from edge_client.text import checked_text
 from edge_client.translation_display import Display
 from edge_client.translation_prompt import DEFAULT_TEMPLATE, TranslationPrompt
 from edge_client.translation_results import TranslationReport, TranslationUpdate
@@ -100,10 +101,11 @@ class AsyncTranslator:
     def update(self, caption: str) -> None:
         """The caption of the line being spoken, all of it, in place of the one before.
 
-        An empty one, or the same again, changes nothing. Raises what made the translation fail.
+        An empty one, or the same again, changes nothing. Raises what made the translation fail, and
+        `InvalidRequest` for half of a surrogate pair.
         """
         self._check()
-        text = " ".join(caption.split())
+        text = " ".join(checked_text(caption, "the caption").split())
         if text and text != self._line:
             self._line = text
             self._counts["updates"] += 1

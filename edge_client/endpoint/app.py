@@ -169,7 +169,7 @@ class Endpoint:
     async def _begin(self, asked: Asked) -> ModelCard:
         """The verifier's card, if it serves what is asked for."""
         card = await self._client.card()
-        if asked.model != self._name_in(card):
+        if asked.model is not None and asked.model != self._name_in(card):
             raise _not_here(asked.model, self._name_in(card))
         asked.check_tokens(card.vocabulary_size)
         return card

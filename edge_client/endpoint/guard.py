@@ -7,7 +7,7 @@ resolve to it could read the answers. Browsers say whose page it was, and under 
 from __future__ import annotations
 
 from collections.abc import Collection
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,8 +32,16 @@ class Guard:
 
     def _objection(self, headers: Headers) -> str:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts and urlsplit(f"//{host}").hostname not in self._hosts:
+        if self._hosts and _split(f"//{host}").hostname not in self._hosts:
             return f"the endpoint is not known as {host!r}"
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             return f"a page of {origin} may not use the endpoint"
         return ""
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL; none if it is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")

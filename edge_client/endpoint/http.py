@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -20,16 +21,40 @@ MAX_BODY_BYTES = 4 << 20
 
 
 async def json_body(request: Request) -> Any:
-    """The body of a request. Raises `Refused` if it is no JSON, or too long."""
+    """The body of a request. Raises `Refused` if it is no JSON, or too long.
+
+    What readers of JSON take differently is refused: a name twice in an object, numbers that are
+    none, and halves of characters, which no tokenizer takes.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
             raise plain(413, f"the body is longer than {MAX_BODY_BYTES} bytes", "body_too_long")
     try:
-        return json.loads(body)
+        value = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_named, parse_constant=_odd)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise _no_json("the body is not Unicode, or holds half of a surrogate pair") from None
     except (ValueError, RecursionError):
-        raise plain(400, "the body is not JSON", "invalid_json") from None
+        raise _no_json("the body is not JSON") from None
+    return value
+
+
+def _named(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(members)
+    if len(value) < len(members):
+        [(twice, _)] = Counter(name for name, _ in members).most_common(1)
+        raise _no_json(f"an object of the body has {twice!a} twice")
+    return value
+
+
+def _odd(constant: str) -> float:
+    raise _no_json(f"{constant} is no number in JSON")
+
+
+def _no_json(why: str) -> Refused:
+    return plain(400, why, "invalid_json")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

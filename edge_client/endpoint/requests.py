@@ -7,6 +7,7 @@ caller, for whom there is nothing to honour on a device: they alone are read and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -51,15 +52,18 @@ _FLAGS = ("ignore_eos", "prompt_lookup")
 _TEXTS = ("verify_mode", "regex", "lark")
 
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A request. Each of `prompts` holds the prompt's argument of `AsyncEdgeClient.generate`.
 
     `n` outputs are wanted for each of them, of the given `options`. `model` is the name asked for,
-    `logprobs` whether to tell them.
+    None for whichever is served; `logprobs` whether to tell them.
     """
 
-    model: str
+    model: str | None
     prompts: tuple[Mapping[str, Any], ...]
     n: int
     stream: bool
@@ -139,7 +143,7 @@ def _asked(
         include_usage = asked.flag("include_usage") or False
         asked.inert("include_obfuscation", (False,))
         asked.end()
-    model = fields.text("model") or ""
+    model = fields.text("model")
     for name in _LABELS:
         fields.text(name)
     for name, values in _INERT.items():
@@ -202,7 +206,7 @@ def _bias(value: object) -> dict[int, float] | None:
     bias = dict[int, float]()
     for token, amount in value.items():
         number = isinstance(amount, int | float) and not isinstance(amount, bool)
-        if not token.isdecimal() or not number:
+        if not _TOKEN_ID.fullmatch(token) or not number:
             raise invalid(f"logit_bias of {token!r} is no token id and number", "logit_bias")
         bias[int(token)] = amount
     return bias

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import math
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,8 +120,6 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            _require(math.isfinite(getattr(self, name)), f"{name} must be a finite number")
         _require(
             0 <= self.temperature <= 100, f"temperature is {self.temperature}, not in [0, 100]"
         )

@@ -138,6 +138,8 @@ def test_the_model_may_have_another_name() -> None:
         ({"host": "attacker.example"}, 403),
         ({"origin": "https://attacker.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"host": "[::1"}, 403),
     ],
 )
 def test_pages_of_others_are_kept_away(served: World, headers: dict[str, str], status: int) -> None:

@@ -57,6 +57,11 @@ def refusal(client: openai.OpenAI, **options: Any) -> openai.APIStatusError:
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"\u0665": 1}}, "logit_bias"),  # a digit, but none of ASCII
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
+        ({"extra_body": {"min_p": 10**400}}, "min_p"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -140,6 +145,13 @@ def test_a_schema_that_can_t_be_kept_to_is_the_response_format_s(client: openai.
     assert (refused.status_code, refused.param) == (400, "response_format")
 
 
+def test_without_a_model_the_one_that_is_served_answers(served: World) -> None:
+    for body in ({"messages": ASK, "max_tokens": 4}, {"prompt": "x", "model": None}):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        answer = served.post(path, json=body)
+        assert (answer.status_code, answer.json()["model"]) == (200, "table")
+
+
 def test_a_model_that_is_not_here_is_not_found(client: openai.OpenAI) -> None:
     refused = refusal(client, model="gpt-5")
     assert isinstance(refused, openai.NotFoundError)
@@ -188,10 +200,27 @@ def test_too_many_requests_at_once_are_a_429() -> None:
         ("/v1/chat/completions", b"[]", 400),
         ("/v1/chat/completions", b"\xff", 400),
         ("/v1/chat/completions", b"[" * 100_000, 400),
+        ("/v1/chat/completions", b'{"model": "table", "model": "x"}', 400),
+        ("/v1/chat/completions", b'{"temperature": NaN}', 400),
+        ("/v1/chat/completions", rb'{"messages": [{"role": "user", "content": "\ud83d"}]}', 400),
+        ("/v1/chat/completions", b'{"user": "\xed\xa0\xbd"}', 400),
+        ("/v1/chat/completions", rb'{"\ud83d": 1}', 400),
         ("/v1/chat/completions", b" " * (5 << 20), 413),
         ("/v1/responses", b"{}", 404),
     ],
-    ids=["cut off", "no object", "no Unicode", "deep", "long", "another path"],
+    ids=[
+        "cut off",
+        "no object",
+        "no Unicode",
+        "deep",
+        "a name twice",
+        "no number",
+        "half a character",
+        "half a character in bytes",
+        "half a character in a name",
+        "long",
+        "another path",
+    ],
 )
 def test_what_is_no_request_is_refused(served: World, path: str, body: bytes, status: int) -> None:
     answer = served.post(path, content=body)

@@ -456,3 +456,16 @@ def test_a_verifier_without_its_extra_names_it() -> None:
     assert "MISSING_DEPENDENCY: torch is not installed" in done.stderr
     assert "draftwire[cloud]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_input_that_is_no_text_is_refused_in_a_line() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "edge_client", "generate", "--model", "x", "-"],
+        input=b"\xff",
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.decode() == "draftwire: INVALID_REQUEST: the input is not utf-8\n"

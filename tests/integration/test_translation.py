@@ -247,3 +247,16 @@ def test_leaving_early_ends_what_is_under_way() -> None:
             assert await client.generate("the", max_tokens=1).read()  # its drafter is free
 
     run_virtual(run())
+
+
+def test_half_of_a_surrogate_pair_is_refused_and_the_next_caption_is_translated() -> None:
+    async def run() -> int:
+        async with interpreting() as client, client.translate("fr") as translator:
+            with pytest.raises(InvalidRequest, match="surrogate"):
+                translator.update("\ud83d")
+            translator.update(sentence(1, 2))
+            translator.commit()
+            await translator.settled()
+            return translator.report.lines
+
+    assert run_virtual(run()) == 1

@@ -9,6 +9,8 @@ import operator
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -287,6 +289,13 @@ def test_an_error_of_the_readers_own_ends_the_generation_too(
     assert not verifier.engine.active
 
 
+def test_one_that_is_dropped_ends_and_gives_its_drafter_back(make: Callable[..., Any]) -> None:
+    client = make(right())
+    for _ in client.generate(PROMPT, max_tokens=2000):
+        break
+    assert read(client, timeout_s=60).token_ids == tuple(TEXT)
+
+
 def test_closed_without_being_read_it_asks_for_nothing(
     make: Callable[..., Any], verifier: VerifierServer
 ) -> None:
@@ -464,6 +473,22 @@ def test_a_turn_before_the_last_has_ended_is_refused_and_does_not_wait_for_ever(
         {"messages": [{"role": "user", "content": "hi"}]},
         {"prompt": None},
         {"prompt": ""},
+        {"prompt": "half an emoji: \ud83d"},
+        {"stop": "\ud83d"},
+        {"temperature": 10**400},
+        *(
+            {"prompt": None, "messages": messages}
+            for messages in (
+                [],
+                "hi",
+                {"role": "user", "content": "hi"},
+                [("user", "hi")],
+                [{"role": "user"}],
+                [{"content": "hi"}],
+                [{"role": "user", "content": None}],
+                [{"role": "user", "content": "\ud83d"}],
+            )
+        ),
     ],
     ids=str,
 )
@@ -620,6 +645,66 @@ def test_an_interrupt_ends_the_generation_before_it_is_raised(verifier: Verifier
             assert stream.summary.finish_reason is FinishReason.CANCELLED
             stream.close()
         assert read(client).token_ids == tuple(TEXT)
+
+
+def test_a_callback_may_not_wait_for_its_own_thread(verifier: VerifierServer) -> None:
+    with EdgeClient(verifier.address, TOKENIZER, [right()]) as client:
+
+        async def callback() -> None:
+            with pytest.raises(InvalidRequest, match="another thread"):
+                client.card()
+
+        _Loop.run(callback())
+
+
+def test_a_client_stays_on_its_event_loop(verifier: VerifierServer) -> None:
+    client = AsyncEdgeClient(verifier.address, TOKENIZER, [right()])
+
+    async def first() -> None:
+        assert await client.generate(PROMPT, max_tokens=4).read()
+
+    async def second() -> None:
+        for asked in (client.card(), client.generate(PROMPT).read()):
+            with pytest.raises(InvalidRequest, match="another event loop"):
+                await asked
+
+    _Loop.run(first())
+    asyncio.run(second())
+    _Loop.run(client.close())
+
+
+FORKED = """
+import os, sys
+from draftwire.testing.table import TableTokenizer
+from edge_client import DraftwireError, EdgeClient
+
+def ask(client):
+    return client.generate("x", max_tokens=3).read()
+
+made = EdgeClient(sys.argv[1], TableTokenizer(320))
+said = ask(made)
+if os.fork() == 0:
+    try:
+        ask(made)
+    except DraftwireError as error:
+        print(error.code, "before the process forked" in str(error), flush=True)
+    os._exit(0)
+os.wait()
+made.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_client_from_before_a_fork_says_so(verifier: VerifierServer) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKED, verifier.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ran.stdout.split() == ["INVALID_REQUEST", "True"], ran.stderr
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", ":7433", "127.0.0.1:99999", ""])

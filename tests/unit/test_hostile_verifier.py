@@ -124,8 +124,8 @@ async def test_what_an_app_does_not_read_is_not_read_for_it() -> None:
         stream = await w.stream(max_tokens=20, offline_tokens=0)
         await anext(stream)
         await asyncio.sleep(1.0)
-        assert stream._generation is not None
-        assert stream._generation._events.qsize() == 1024
+        assert stream._reading._generation is not None
+        assert stream._reading._generation._events.qsize() == 1024
         await stream.close()
 
 
@@ -140,8 +140,8 @@ async def test_one_that_opens_and_refuses_is_not_pressed(error: DraftwireError, 
         stream = await w.stream(max_tokens=20, offline_tokens=0)
         with pytest.raises(type(error)):
             await stream.read()
-        assert stream._generation is not None
-        assert stream._generation.opens <= most
+        assert stream._reading._generation is not None
+        assert stream._reading._generation.opens <= most
 
 
 @on_virtual_time

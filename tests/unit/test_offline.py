@@ -281,7 +281,7 @@ def test_a_generation_that_is_cancelled_at_any_moment_has_ended() -> None:
                 await asyncio.sleep(0)
             reading.cancel()
             await asyncio.wait([reading])
-            if stream._generation is not None and reading.cancelled():
+            if stream._reading._generation is not None and reading.cancelled():
                 assert stream.summary.finish_reason is FinishReason.CANCELLED
             assert (await client.generate(PROMPT, max_tokens=1).read()) is not None
             await asyncio.sleep(1)
