@@ -10,16 +10,8 @@ from typing import Any
 
 from cloud_verifier.issue import add_issuing, issue
 from draftwire import __version__
-from draftwire.commands import (
-    HelpFormatter,
-    add_conformance,
-    add_credentials,
-    add_export,
-    credentials,
-    not_negative,
-    positive,
-    seconds,
-)
+from draftwire.command_line import HelpFormatter, Parser, not_negative, positive, seconds
+from draftwire.commands import add_conformance, add_credentials, add_export, credentials
 from draftwire.credentials import tls_failure
 from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.types import DEFAULT_ADDRESS
@@ -42,7 +34,7 @@ the second of a kind ends it at once.
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="draftwire-verifier",
         description="The cloud side of Draftwire: checks the drafts of many devices in batched "
         "passes of one target model.",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from pathlib import Path
 from typing import Any
 
+from draftwire.command_line import HelpFormatter, seconds, whole
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest
 
@@ -23,42 +23,8 @@ examples:
 """
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to an option's help, where there is one and the help does not say it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        unset = action.default is False or action.default in (None, "", [])
-        if unset or "default" in (action.help or ""):
-            return action.help
-        return super()._get_help_string(action)
-
-
 class _ExamplesFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Leaves the examples as they are."""
-
-
-def positive(text: str) -> int:
-    """An argument that counts something there must be at least one of."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """An argument that is a duration or a size."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return value
-
-
-def seconds(text: str) -> float:
-    """An argument that is a time limit."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +48,7 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--padding",
-        type=int,
+        type=whole,
         default=0,
         metavar="BYTES",
         help="make frames of both sides multiples of this long, to hide how many tokens they hold",

@@ -1,0 +1,61 @@
+"""What a command line that is wrong is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_verifier.cli import build_parser as verifier_parser
+from edge_client.arguments import build_parser as device_parser
+
+
+def told(capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
+    """The lines on stderr of a command that ends by its wrong arguments."""
+    command, *arguments = line.split()
+    parser = device_parser() if command == "draftwire" else verifier_parser()
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    assert ended.value.code == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    return said.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("draftwire generate --top-k many", "--top-k: 'many' is not a whole number"),
+        ("draftwire generate --top-p much", "--top-p: 'much' is not a number"),
+        ("draftwire demo --repeat x", "--repeat: 'x' is not a whole number"),
+        ("draftwire demo --rtt -1", "--rtt: -1 is not a number from 0 on"),
+        ("draftwire demo --drafter noisy:x", "--drafter: 'x' is not a number"),
+        ("draftwire translate", "missing: --to"),
+        ("draftwire generate --topk 3", "there is no option --topk; did you mean --top-k?"),
+        ("draftwire generate --xyzzy=3 hello", "there is no option --xyzzy"),
+        (
+            "draftwire generate why is it blue",
+            "too much: is it blue (a text with spaces goes in quotes)",
+        ),
+        ("draftwire models inspect", "missing: MODEL|HOST:PORT"),
+        ("draftwire-verifier serve", "missing: --model"),
+        ("draftwire-verifier serve --model x --max-sessions 0", "--max-sessions: 0 is not"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_two_lines(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, see = told(capsys, line)
+    command = said.partition(":")[0]
+    assert line.startswith(f"{command} ") or line == command
+    assert said.startswith(f"{command}: {message}")
+    assert see == f"see `{command} --help`"
+
+
+@pytest.mark.parametrize("line", ["draftwire", "draftwire-verifier", "draftwire shout"])
+def test_no_command_or_an_unknown_one_leads_to_the_list(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = line.partition(" ")[0]
+    said, see = told(capsys, line)
+    assert said.startswith(f"{command}: ")
+    assert "COMMAND" in said
+    assert see == f"see `{command} --help`"
