@@ -29,6 +29,7 @@ from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
 from draftwire.addresses import split_address, stays_here
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 
 if TYPE_CHECKING:
     from cloud_verifier.metrics import PrometheusObserver
@@ -222,5 +223,5 @@ def _check_address(option: str, listen: str, *, safe: bool) -> None:
             probe.bind(address)
     except OSError as error:
         raise InvalidRequest(
-            f"can't listen on {listen}: {error.strerror}", remedy=f"give another {option} HOST:PORT"
+            f"can't listen on {listen}: {reason(error)}", remedy=f"give another {option} HOST:PORT"
         ) from error

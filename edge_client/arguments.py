@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
 from draftwire.command_line import (
     HelpFormatter,
     Parser,
+    content,
     not_negative,
     number,
     positive,
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print one JSON object instead")
     generate.add_argument(
         "--prediction",
-        type=_content,
+        type=content,
         default=argparse.SUPPRESS,
         metavar="FILE",
         help="a text that the answer is expected to repeat for the most part",
@@ -140,7 +140,7 @@ def _add_endpoint(commands: Any) -> None:
 
 
 def _add_translate(commands: Any) -> None:
-    translate = add_translate(commands, _content)
+    translate = add_translate(commands, content)
     _add_connection(translate)
     add_credentials(translate)
     _add_controller(translate)
@@ -281,13 +281,6 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     _add_sampling(demo, max_tokens=200, seed=0)
     _add_controller(demo)
-
-
-def _content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"can't read {path}: {error}") from None
 
 
 def _drafter(text: str) -> str:
@@ -454,9 +447,9 @@ def _add_tentative(parser: argparse.ArgumentParser) -> None:
 def _add_grammar(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("structured output (one of)")
     for name, kind, metavar, text in (
-        ("json-schema", _content, "FILE", "the answer is JSON of this schema"),
+        ("json-schema", content, "FILE", "the answer is JSON of this schema"),
         ("regex", str, "PATTERN", "the answer matches this regular expression, all of it"),
-        ("lark", _content, "FILE", "the answer is of this grammar, in llguidance's Lark"),
+        ("lark", content, "FILE", "the answer is of this grammar, in llguidance's Lark"),
     ):
         group.add_argument(
             f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text

@@ -6,7 +6,10 @@ import argparse
 import difflib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
+
+from draftwire.reason import reason
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -51,6 +54,23 @@ class Parser(argparse.ArgumentParser):
                 near = difflib.get_close_matches(name, self._option_string_actions, 1)
                 return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "")
         return f"too much: {' '.join(rest)} (a text with spaces goes in quotes)"
+
+
+def content(path: str) -> str:
+    """An argument that is given as a file that holds it."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {reason(error)}") from None
+
+
+def readable(path: str) -> str:
+    """An argument that is a file to be read later, which is there."""
+    try:
+        Path(path).open("rb").close()
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {reason(error)}") from None
+    return path
 
 
 def whole(text: str) -> int:

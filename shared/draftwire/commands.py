@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
-from draftwire.command_line import HelpFormatter, seconds, whole
+from draftwire.command_line import HelpFormatter, content, readable, seconds, whole
 from draftwire.credentials import Credentials
-from draftwire.errors import InvalidRequest
 
 API_KEY_VARIABLE = "DRAFTWIRE_API_KEY"
 
@@ -34,15 +32,21 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ca",
+        type=readable,
         metavar="FILE",
         help="PEM file of the authorities to trust (default: the usual ones)",
     )
     group.add_argument(
-        "--cert", metavar="FILE", help="PEM certificate of this client, for mutual TLS"
+        "--cert",
+        type=readable,
+        metavar="FILE",
+        help="PEM certificate of this client, for mutual TLS",
     )
-    group.add_argument("--key", metavar="FILE", help="PEM key of that certificate")
+    group.add_argument("--key", type=readable, metavar="FILE", help="PEM key of that certificate")
     group.add_argument(
         "--api-key-file",
+        type=content,
+        dest="api_key",
         metavar="FILE",
         help=f"file that holds the API key (default: the variable {API_KEY_VARIABLE})",
     )
@@ -61,17 +65,11 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
 def credentials(arguments: argparse.Namespace) -> Credentials:
     """What the options of `add_credentials` and the environment say.
 
-    Raises `InvalidRequest` for options that contradict each other and a file that can't be read.
+    Raises what `Credentials` raises.
     """
-    api_key = os.environ.get(API_KEY_VARIABLE, "")
-    if arguments.api_key_file is not None:
-        try:
-            api_key = Path(arguments.api_key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"{arguments.api_key_file} can't be read: {error}",
-                remedy="give --api-key-file a file that holds the key and nothing else",
-            ) from error
+    api_key = arguments.api_key
+    if api_key is None:
+        api_key = os.environ.get(API_KEY_VARIABLE, "")
     return Credentials(
         ca=arguments.ca,
         certificate=arguments.cert,
