@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="The device side of Draftwire: drafts with a small model here, has the large "
         "model in the cloud decide. The text is exactly the large model's.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
     commands = parser.add_subparsers(

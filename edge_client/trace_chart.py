@@ -79,7 +79,10 @@ def chart(rounds: Sequence[Mapping[str, Any]], width: int = 72) -> str:
 
 
 def plot(rounds: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """The same as an image. Raises `MissingDependency` without matplotlib, `InvalidRequest` for the path."""
+    """The same as an image.
+
+    Raises `MissingDependency` without matplotlib, and `InvalidRequest` if it can't be written.
+    """
     try:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError as error:

@@ -13,7 +13,17 @@ from draftwire.reason import reason
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to an option's help, where there is one and the help does not say it."""
+    """Adds an option's default to its help, where there is one and the help does not say it.
+
+    Descriptions are wrapped to the terminal's width; paragraphs with examples stay as they are.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(
+            one if "\n  " in one else super(HelpFormatter, self)._fill_text(one, width, indent)
+            for one in paragraphs
+        )
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         unset = action.default is False or action.default in (None, "", [])

@@ -21,10 +21,6 @@ examples:
 """
 
 
-class _ExamplesFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Leaves the examples as they are."""
-
-
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """The options that `credentials` reads."""
     group = parser.add_argument_group(
@@ -120,7 +116,7 @@ def add_conformance(commands: Any) -> None:
         "sends is held against the rules of docs/protocol.md. Exits 0 if all is well, else 1. "
         "No model and no torch are needed. docs/implementers.md says how a client is written.",
         epilog=CONFORMANCE_EXAMPLES,
-        formatter_class=_ExamplesFormatter,
+        formatter_class=HelpFormatter,
     )
     conformance.add_argument(
         "client",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+
 import pytest
 
 from cloud_verifier.cli import build_parser as verifier_parser
@@ -62,3 +65,24 @@ def test_no_command_or_an_unknown_one_leads_to_the_list(
     assert said.startswith(f"{command}: ")
     assert "COMMAND" in said
     assert see == f"see `{command} --help`"
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from parsers(one)
+
+
+def test_help_is_wrapped_to_the_terminal_and_its_examples_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for one in (*parsers(device_parser()), *parsers(verifier_parser())):
+        told = one.format_help()
+        examples = [line for line in (one.epilog or "").splitlines() if line.startswith("  ")]
+        assert set(examples) <= set(told.splitlines())
+        prose = told.removeprefix(one.format_usage()).splitlines()
+        words = [line for line in prose if line not in examples and " " in line.strip()]
+        assert [line for line in words if len(line) > 60 and not line.startswith("  -")] == []
