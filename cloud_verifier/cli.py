@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloud_verifier.issue import add_issuing, issue
+from cloud_verifier.model_name import check_name
 from draftwire import __version__
 from draftwire.command_line import HelpFormatter, Parser, not_negative, positive, seconds
 from draftwire.commands import add_conformance, add_credentials, add_export, credentials
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="The cloud side of Draftwire: checks the drafts of many devices in batched "
         "passes of one target model.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
     commands = parser.add_subparsers(
@@ -246,6 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
+        if arguments.command in ("doctor", "export-onnx") and arguments.model is not None:
+            check_name(arguments.model)  # before torch is imported, which takes seconds
         if arguments.command == "doctor":
             from cloud_verifier.logs import leave_out_chatter
 

@@ -23,6 +23,7 @@ from cloud_verifier.auth import Keys
 from cloud_verifier.connections import ConnectionBounds
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
+from cloud_verifier.model_name import check_name
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.target import TargetModel
 from cloud_verifier.tls import TlsFiles
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TABLE = "table"
+"""Names the toy model."""
+
 _OTHER_FILES = 256  # that a verifier may have open beside its connections
 
 
@@ -47,6 +51,8 @@ def serve(arguments: argparse.Namespace) -> int:
     _check_address("--listen", arguments.listen, safe=arguments.insecure or tls is not None)
     if arguments.metrics:
         _check_address("--metrics", arguments.metrics, safe=arguments.insecure)
+    if arguments.model != TABLE:
+        check_name(arguments.model)  # before torch is imported, which takes seconds
     started = time.monotonic()
     # Loading takes long and holds the thread, so that it is done before the event loop would
     # put signals off until its end.
@@ -134,7 +140,7 @@ def _metrics(listen: str | None) -> Iterator[PrometheusObserver | None]:
 
 
 def _load(arguments: argparse.Namespace) -> TargetModel:
-    if arguments.model == "table":
+    if arguments.model == TABLE:
         from cloud_verifier.table_target import TableTarget
         from draftwire.testing.table import TableModel
 

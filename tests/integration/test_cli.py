@@ -450,7 +450,7 @@ def test_a_verifier_without_its_extra_names_it() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from cloud_verifier.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", script, "serve", "--listen", "127.0.0.1:0", "--model", "x"]
+    command = [sys.executable, "-c", script, "serve", "--listen", "127.0.0.1:0", "--model", "a/b"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1
     assert "MISSING_DEPENDENCY: torch is not installed" in done.stderr
