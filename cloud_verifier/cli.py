@@ -15,6 +15,7 @@ from draftwire.command_line import HelpFormatter, Parser, not_negative, positive
 from draftwire.commands import add_conformance, add_credentials, add_export, credentials
 from draftwire.credentials import tls_failure
 from draftwire.errors import DraftwireError, MissingDependency
+from draftwire.interrupts import QuietInterrupt
 from draftwire.types import DEFAULT_ADDRESS
 
 _EPILOG = """\
@@ -253,20 +254,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cloud_verifier.logs import leave_out_chatter
 
             leave_out_chatter()  # of which some comes with the imports
-            from cloud_verifier.doctor import doctor
+            with QuietInterrupt():
+                from cloud_verifier.doctor import doctor
 
             return doctor(arguments)
         if arguments.command in ("keys", "certs"):
             return issue(arguments)
         if arguments.command == "conformance":
-            from cloud_verifier.conformance import run
+            with QuietInterrupt():
+                from cloud_verifier.conformance import run
 
             return run.command(arguments)
         if arguments.command == "export-onnx":
-            from cloud_verifier import export
+            with QuietInterrupt():
+                from cloud_verifier import export
 
             return export.command(arguments)
-        from cloud_verifier.serve import serve
+        with QuietInterrupt():
+            from cloud_verifier.serve import serve
 
         return serve(arguments)
     except DraftwireError as error:

@@ -30,6 +30,7 @@ from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
 from draftwire.addresses import split_address, stays_here
 from draftwire.errors import InvalidRequest
+from draftwire.interrupts import QuietInterrupt
 from draftwire.reason import reason
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ def _load(arguments: argparse.Namespace) -> TargetModel:
         model = TableModel(vocabulary_size=320, eos_rate=0.01)
         return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
     from cloud_verifier.heap import return_large_blocks
-    from cloud_verifier.hf_target import HFTarget
+
+    with QuietInterrupt():
+        from cloud_verifier.hf_target import HFTarget
 
     return_large_blocks()
     target = HFTarget.load(

@@ -153,6 +153,31 @@ def test_wrong_usage_is_told_as_such(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ([*DEVICE, "generate", "hi"], "argparse"),
+        ([*DEVICE, "generate", "hi"], "draftwire.types"),
+        ([*DEVICE, "generate", "hi"], "grpc"),
+        ([*VERIFIER, *TABLE], "argparse"),
+        ([*VERIFIER, *TABLE], "grpc"),
+        pytest.param([*VERIFIER, "doctor"], "torch._C", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[2].rpartition("_")[0],
+)
+def test_an_interrupt_while_modules_load_ends_it_without_a_word(
+    command: list[str], module: str
+) -> None:
+    python, *rest = command
+    with started([python, "-X", "importtime", *rest]) as process:
+        line_with(process.stderr, f" {module}\n")
+        process.send_signal(signal.SIGINT)
+        output, said = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130
+    assert output == ""
+    assert [line for line in said.splitlines() if not line.startswith("import time:")] == []
+
+
 # ------------------------------------------------------------------ the verifier
 
 
