@@ -23,6 +23,7 @@ from pathlib import Path
 from cloud_verifier.quotas import Account, Quota
 from cloud_verifier.watched import WatchedFiles
 from draftwire.errors import InvalidRequest, Unauthenticated
+from draftwire.reason import reason
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class Keys:
             keys = parse(self._path.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(
-                f"{self._path} can't be read: {error}", remedy="give another --keys FILE"
+                f"{self._path} can't be read: {reason(error)}", remedy="give another --keys FILE"
             ) from error
         by_name: dict[str, list[Key]] = {}
         for key in keys:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftwire.errors import InvalidRequest, MissingDependency
+from draftwire.reason import reason
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 _NAME = re.compile(r"[A-Za-z0-9*:][A-Za-z0-9.:-]{0,62}")
@@ -34,7 +35,7 @@ def make(folder: Path, hosts: Sequence[str], *, client: str, days: int) -> list[
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"{folder} can't be made: {error.strerror}") from error
+        raise InvalidRequest(f"{folder} can't be made: {reason(error)}") from error
     ca = folder / "ca"
     made = []
     if not _pem(ca).exists():

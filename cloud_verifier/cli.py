@@ -9,19 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloud_verifier.issue import add_issuing, issue
+from cloud_verifier.model_name import check_name
 from draftwire import __version__
-from draftwire.commands import (
-    HelpFormatter,
-    add_conformance,
-    add_credentials,
-    add_export,
-    credentials,
-    not_negative,
-    positive,
-    seconds,
-)
+from draftwire.command_line import HelpFormatter, Parser, not_negative, positive, seconds
+from draftwire.commands import add_conformance, add_credentials, add_export, credentials
 from draftwire.credentials import tls_failure
 from draftwire.errors import DraftwireError, MissingDependency
+from draftwire.interrupts import QuietInterrupt
 from draftwire.types import DEFAULT_ADDRESS
 
 _EPILOG = """\
@@ -42,12 +36,12 @@ the second of a kind ends it at once.
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="draftwire-verifier",
         description="The cloud side of Draftwire: checks the drafts of many devices in batched "
         "passes of one target model.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
     commands = parser.add_subparsers(
@@ -254,24 +248,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "health":
             return asyncio.run(_health(arguments))
+        if arguments.command in ("doctor", "export-onnx") and arguments.model is not None:
+            check_name(arguments.model)  # before torch is imported, which takes seconds
         if arguments.command == "doctor":
             from cloud_verifier.logs import leave_out_chatter
 
             leave_out_chatter()  # of which some comes with the imports
-            from cloud_verifier.doctor import doctor
+            with QuietInterrupt():
+                from cloud_verifier.doctor import doctor
 
             return doctor(arguments)
         if arguments.command in ("keys", "certs"):
             return issue(arguments)
         if arguments.command == "conformance":
-            from cloud_verifier.conformance import run
+            with QuietInterrupt():
+                from cloud_verifier.conformance import run
 
             return run.command(arguments)
         if arguments.command == "export-onnx":
-            from cloud_verifier import export
+            with QuietInterrupt():
+                from cloud_verifier import export
 
             return export.command(arguments)
-        from cloud_verifier.serve import serve
+        with QuietInterrupt():
+            from cloud_verifier.serve import serve
 
         return serve(arguments)
     except DraftwireError as error:

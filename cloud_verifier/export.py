@@ -23,6 +23,7 @@ from cloud_verifier.onnx_graph import WEIGHTS, write_graph
 from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed
+from draftwire.reason import reason
 
 FILE = "model.onnx"
 
@@ -77,7 +78,8 @@ def export(source: str, output: str | Path | None, *, weights: str, report: Repo
             (Path(partial) / "model").rename(directory)
     except OSError as error:
         raise ModelLoadFailed(
-            f"{directory} can't be written: {error}", remedy="make room, or name another directory"
+            f"{directory} can't be written: {reason(error, directory)}",
+            remedy="make room, or name another directory",
         ) from error
     return directory
 

@@ -30,6 +30,7 @@ from transformers.utils import logging as hf_logging
 from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
 from draftwire.errors import MissingDependency, ModelLoadFailed
+from draftwire.reason import reason
 
 FORMAT = 1
 """Rises whenever conversion gives other files for the same GGUF."""
@@ -94,7 +95,7 @@ def convert(path: Path, *, progress: Report) -> Path:
             _publish(Path(partial), directory)
     except OSError as error:
         raise ModelLoadFailed(
-            f"{path} could not be converted in {directory.parent}: {error}",
+            f"{path} could not be converted in {directory.parent}: {reason(error, path)}",
             remedy="make room there, or set XDG_CACHE_HOME to a directory that can be written",
         ) from error
     progress(f"{path.name} is converted; the next start takes it from {directory}")

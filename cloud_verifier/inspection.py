@@ -19,6 +19,7 @@ from cloud_verifier.outline import outline
 from cloud_verifier.rollback import check_rollback
 from cloud_verifier.rotary import longest_context
 from draftwire.errors import ModelNotFound
+from draftwire.reason import reason
 
 PACKAGES = {
     "torchao": "quantized weights",
@@ -210,7 +211,7 @@ def _config(source: str) -> PreTrainedConfig:
             )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelNotFound(
-            f"{source} has no configuration that can be read: {error}",
+            f"{source} has no configuration that can be read: {reason(error, source)}",
             remedy="give a Hugging Face directory, a .gguf file, or a hub id such as owner/name",
         ) from error
     return config

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftwire.commands import HelpFormatter, positive
+from draftwire.command_line import HelpFormatter, positive
 
 
 def add_issuing(commands: Any) -> None:

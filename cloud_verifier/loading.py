@@ -35,6 +35,7 @@ from cloud_verifier.rollback import check_rollback
 from cloud_verifier.rotary import longest_context
 from draftwire.errors import InvalidRequest, ModelLoadFailed
 from draftwire.noise import NOISE_VERSION
+from draftwire.reason import reason
 from draftwire.types import TargetIdentity
 from draftwire.vocab import fingerprint
 
@@ -174,7 +175,7 @@ def _read(
         return model.train(False), mark, pieces, tokenizer
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadFailed(
-            f"{source} can't be loaded: {error}",
+            f"{source} can't be loaded: {reason(error, source)}",
             remedy="check that its files are complete and that it fits in memory",
         ) from error
 
@@ -241,7 +242,7 @@ def _load_config(directory: Path, source: str, trust_remote_code: bool) -> PreTr
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelLoadFailed(
-            f"{source} has no usable configuration: {error}",
+            f"{source} has no usable configuration: {reason(error, source)}",
             remedy="give a Hugging Face model directory; code that came with a model is run only "
             "with --trust-remote-code",
         ) from error

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from cloud_verifier.engine import Engine
 from cloud_verifier.tally import Tally
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -190,7 +191,7 @@ def serving(registry: CollectorRegistry, listen: str) -> Iterator[str]:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except (OSError, OverflowError, ValueError) as error:
         raise InvalidRequest(
-            f"can't serve metrics on {listen}: {error}",
+            f"can't serve metrics on {listen}: {reason(error)}",
             remedy="it may be in use; give another --metrics HOST:PORT",
         ) from error
     server.set_app(_in_plain_text(make_wsgi_app(registry)))

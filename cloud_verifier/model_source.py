@@ -21,10 +21,10 @@ from huggingface_hub.errors import (
 )
 
 from cloud_verifier.gguf_conversion import convert
+from cloud_verifier.model_name import check_name
 from cloud_verifier.progress import Report
 from draftwire.errors import InvalidRequest, ModelLoadFailed, ModelNotFound
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 _CODE = "*.py"
@@ -55,11 +55,7 @@ def locate(source: str, *, report: Report, trust_remote_code: bool = False) -> M
         return ModelSource(directory=path)
     if path.is_file():
         return ModelSource(directory=convert(path, progress=report))
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(source):
-        raise ModelNotFound(
-            f"there is no {source!r}",
-            remedy="give a Hugging Face directory, a .gguf file, or a hub id such as owner/name",
-        )
+    check_name(source)
     return _from_hub(source, report, code=trust_remote_code)
 
 

@@ -23,17 +23,23 @@ from cloud_verifier.auth import Keys
 from cloud_verifier.connections import ConnectionBounds
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.logs import configure
+from cloud_verifier.model_name import check_name
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.target import TargetModel
 from cloud_verifier.tls import TlsFiles
 from cloud_verifier.tracing import exporting
 from draftwire.addresses import split_address, stays_here
 from draftwire.errors import InvalidRequest
+from draftwire.interrupts import QuietInterrupt
+from draftwire.reason import reason
 
 if TYPE_CHECKING:
     from cloud_verifier.metrics import PrometheusObserver
 
 logger = logging.getLogger(__name__)
+
+TABLE = "table"
+"""Names the toy model."""
 
 _OTHER_FILES = 256  # that a verifier may have open beside its connections
 
@@ -46,6 +52,8 @@ def serve(arguments: argparse.Namespace) -> int:
     _check_address("--listen", arguments.listen, safe=arguments.insecure or tls is not None)
     if arguments.metrics:
         _check_address("--metrics", arguments.metrics, safe=arguments.insecure)
+    if arguments.model != TABLE:
+        check_name(arguments.model)  # before torch is imported, which takes seconds
     started = time.monotonic()
     # Loading takes long and holds the thread, so that it is done before the event loop would
     # put signals off until its end.
@@ -133,14 +141,16 @@ def _metrics(listen: str | None) -> Iterator[PrometheusObserver | None]:
 
 
 def _load(arguments: argparse.Namespace) -> TargetModel:
-    if arguments.model == "table":
+    if arguments.model == TABLE:
         from cloud_verifier.table_target import TableTarget
         from draftwire.testing.table import TableModel
 
         model = TableModel(vocabulary_size=320, eos_rate=0.01)
         return TableTarget(model, num_blocks=-(-arguments.kv_tokens // 16))
     from cloud_verifier.heap import return_large_blocks
-    from cloud_verifier.hf_target import HFTarget
+
+    with QuietInterrupt():
+        from cloud_verifier.hf_target import HFTarget
 
     return_large_blocks()
     target = HFTarget.load(
@@ -222,5 +232,5 @@ def _check_address(option: str, listen: str, *, safe: bool) -> None:
             probe.bind(address)
     except OSError as error:
         raise InvalidRequest(
-            f"can't listen on {listen}: {error.strerror}", remedy=f"give another {option} HOST:PORT"
+            f"can't listen on {listen}: {reason(error)}", remedy=f"give another {option} HOST:PORT"
         ) from error

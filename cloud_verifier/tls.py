@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import threading
 import time
@@ -15,6 +16,7 @@ import grpc
 
 from cloud_verifier.watched import WatchedFiles
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +39,14 @@ class TlsFiles:
         """Raise `InvalidRequest` unless the files are there and belong together."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            for path in filter(None, _paths(self)):
+                path.open("rb").close()  # the next line would not say which can't be read
             context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise InvalidRequest(
-                f"the certificates can't be used: {error}",
+                f"the certificates can't be used: {reason(error, os.curdir)}",
                 remedy="check --tls-cert, --tls-key (unencrypted) and --client-ca, all PEM files",
             ) from error
 

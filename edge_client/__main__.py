@@ -1,7 +1,16 @@
-"""`python -m edge_client` is `draftwire`."""
+"""The command `draftwire`, and `python -m edge_client`."""
 
 import sys
 
-from edge_client.cli import main
+from draftwire.interrupts import QuietInterrupt
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command; returns the exit status."""
+    with QuietInterrupt():
+        from edge_client.cli import main as command
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from draftwire import __version__
-from draftwire.commands import (
+from draftwire.command_line import (
     HelpFormatter,
-    add_conformance,
-    add_credentials,
-    add_export,
-    credentials,
+    Parser,
+    content,
     not_negative,
+    number,
     positive,
     seconds,
+    whole,
 )
+from draftwire.commands import add_conformance, add_credentials, add_export, credentials
 from draftwire.errors import InvalidRequest
 from draftwire.types import DEFAULT_ADDRESS, VerifyMode
 from edge_client.choice import Objective, Watts
@@ -41,12 +41,12 @@ no terminal only the text goes there. Exit status: 0 done, 1 error, 2 usage, 130
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="draftwire",
         description="The device side of Draftwire: drafts with a small model here, has the large "
         "model in the cloud decide. The text is exactly the large model's.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"draftwire {__version__}")
     commands = parser.add_subparsers(
@@ -66,14 +66,14 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print one JSON object instead")
     generate.add_argument(
         "--prediction",
-        type=_content,
+        type=content,
         default=argparse.SUPPRESS,
         metavar="FILE",
         help="a text that the answer is expected to repeat for the most part",
     )
     generate.add_argument(
         "--top-logprobs",
-        type=int,
+        type=whole,
         default=argparse.SUPPRESS,
         metavar="N",
         help="with --json: each token's log-probability, and those of the N likeliest",
@@ -140,7 +140,7 @@ def _add_endpoint(commands: Any) -> None:
 
 
 def _add_translate(commands: Any) -> None:
-    translate = add_translate(commands, _content)
+    translate = add_translate(commands, content)
     _add_connection(translate)
     add_credentials(translate)
     _add_controller(translate)
@@ -283,13 +283,6 @@ def _add_demo(commands: Any) -> None:
     _add_controller(demo)
 
 
-def _content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"can't read {path}: {error}") from None
-
-
 def _drafter(text: str) -> str:
     kind, colon, size = text.partition(":")
     if kind == "noisy" and colon:
@@ -346,32 +339,32 @@ def _add_sampling(
     group = parser.add_argument_group("generation")
     group.add_argument(
         "--max-tokens",
-        type=int,
+        type=whole,
         default=max_tokens,
         metavar="N",
         help="longest answer, tokens; 0: as long as the context",
     )
     group.add_argument(
         "--min-tokens",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="no end token among the first N",
     )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
+    group.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0: greedy")
     group.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="keep the N likeliest tokens; 0: all"
+        "--top-k", type=whole, default=0, metavar="N", help="keep the N likeliest tokens; 0: all"
     )
     group.add_argument(
         "--top-p",
-        type=float,
+        type=number,
         default=1.0,
         metavar="P",
         help="keep the likeliest tokens that together reach P",
     )
     group.add_argument(
         "--min-p",
-        type=float,
+        type=number,
         default=0.0,
         metavar="P",
         help="drop tokens below P times the likeliest one's probability",
@@ -386,7 +379,7 @@ def _add_sampling(
     _add_penalties(group)
     group.add_argument(
         "--seed",
-        type=int,
+        type=whole,
         default=seed,
         metavar="N",
         help="of all that is random" + ("" if seed is not None else " (default: a random one)"),
@@ -411,7 +404,7 @@ def _add_sampling(
     )
     group.add_argument(
         "--num-draft-tokens",
-        type=int,
+        type=whole,
         metavar="K",
         help="drafts per round; 0: the cloud decodes alone (default: adapts)",
     )
@@ -423,7 +416,9 @@ def _add_penalties(group: Any) -> None:
         ("presence", 0.0, "subtract P from logits of tokens seen in the output"),
         ("frequency", 0.0, "subtract P per occurrence in the output"),
     ):
-        group.add_argument(f"--{name}-penalty", type=float, default=default, metavar="P", help=text)
+        group.add_argument(
+            f"--{name}-penalty", type=number, default=default, metavar="P", help=text
+        )
     group.add_argument(
         "--logit-bias",
         type=_bias,
@@ -441,7 +436,7 @@ def _add_tentative(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--offline-tokens",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="while the verifier can't be reached, draft on alone, N tokens at most; they are "
@@ -452,9 +447,9 @@ def _add_tentative(parser: argparse.ArgumentParser) -> None:
 def _add_grammar(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("structured output (one of)")
     for name, kind, metavar, text in (
-        ("json-schema", _content, "FILE", "the answer is JSON of this schema"),
+        ("json-schema", content, "FILE", "the answer is JSON of this schema"),
         ("regex", str, "PATTERN", "the answer matches this regular expression, all of it"),
-        ("lark", _content, "FILE", "the answer is of this grammar, in llguidance's Lark"),
+        ("lark", content, "FILE", "the answer is of this grammar, in llguidance's Lark"),
     ):
         group.add_argument(
             f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text

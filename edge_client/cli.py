@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from draftwire.errors import DraftwireError, MissingDependency, Unavailable
+from draftwire.interrupts import QuietInterrupt
 from draftwire.printable import printable
 from edge_client.arguments import build_parser, client_options, sampling_options
 
@@ -68,7 +69,8 @@ class _OneLine(logging.Formatter):
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from edge_client.demo import run
+    with QuietInterrupt():
+        from edge_client.demo import run
 
     return run(arguments)
 
@@ -123,8 +125,9 @@ def _endpoint(arguments: argparse.Namespace) -> int:
             f"the endpoint needs {' and '.join(missing)}",
             remedy="pip install 'draftwire[endpoint]'",
         )
-    from edge_client.client import AsyncEdgeClient
-    from edge_client.endpoint.server import bind, serve
+    with QuietInterrupt():
+        from edge_client.client import AsyncEdgeClient
+        from edge_client.endpoint.server import bind, serve
 
     def ready(url: str, model: str) -> None:
         if not model:
@@ -169,7 +172,8 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from edge_client.commands.doctor import run
+    with QuietInterrupt():
+        from edge_client.commands.doctor import run
 
     return run(arguments)
 
@@ -229,7 +233,8 @@ def _ask() -> str | None:
 
 
 def _client(arguments: argparse.Namespace) -> EdgeClient:
-    from edge_client.sync import EdgeClient
+    with QuietInterrupt():
+        from edge_client.sync import EdgeClient
 
     return EdgeClient.from_model(**client_options(arguments))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 from edge_client.arguments import add_client_options, client_options, sampling_options
 from edge_client.options import Options, settings
 
@@ -39,7 +40,9 @@ def read_config(path: str | Path) -> Config:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path} can't be read: {error}", remedy="give a TOML file") from error
+        raise InvalidRequest(
+            f"{path} can't be read: {reason(error)}", remedy="give a TOML file"
+        ) from error
     parser = _Parser(add_help=False, allow_abbrev=False)
     add_client_options(parser)
     try:

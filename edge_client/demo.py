@@ -22,7 +22,7 @@ from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
 from edge_client.arguments import check_sampling, controller_options, sampling_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
-from edge_client.draft_model import DraftModel, drafter_of, load_model
+from edge_client.draft_model import DraftModel, check_path, drafter_of, load_model
 from edge_client.drafter import Drafter
 from edge_client.drafters.perturbed import HasLogits, NoisyDrafter, RandomDrafter, WrongDrafter
 from edge_client.results import Summary
@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_sampling(arguments)  # before anything that takes long
     screen = Console(stderr=True) if arguments.json else Console()
     model = Path(arguments.model or demo_model_path())
+    check_path(model.expanduser())
     target = Path(arguments.target or model)
     device_cores, cloud_cores = _cores(one_each=arguments.pin)
     say = _Progress(screen)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from draftwire.errors import InternalError, InvalidRequest
+from draftwire.errors import InternalError, InvalidRequest, ModelLoadFailed
 from edge_client.drafter import Tokenizer
 from edge_client.drafters.threaded import ThreadedDrafter
 
@@ -42,6 +42,7 @@ def load_model(
     of a GGUF file.
     """
     path = Path(path).expanduser()
+    check_path(path)
     if path.suffix == ".onnx" or path.is_dir():
         from edge_client.drafters.onnx_model import OnnxModel
 
@@ -53,6 +54,15 @@ def load_model(
     from edge_client.drafters.llama_model import LlamaModel
 
     return LlamaModel.load(path)
+
+
+def check_path(path: Path) -> None:
+    """Raise `ModelLoadFailed` where nothing is."""
+    if not path.exists():
+        raise ModelLoadFailed(
+            f"there is no file {path}",
+            remedy="give the path of a .gguf or .onnx file, or see draftwire models list",
+        )
 
 
 def drafter_of(

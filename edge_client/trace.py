@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 from edge_client.plan import Controller, Plan, Round, View
 
 
@@ -90,7 +91,7 @@ class TraceFile:
             self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise InvalidRequest(
-                f"can't write the trace: {error}", remedy="give another file"
+                f"the trace can't be written to {path}: {reason(error)}", remedy="give another file"
             ) from error
 
     def of(self, controller: Controller) -> Controller:
@@ -111,9 +112,13 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         if not all("outcome" in line and "under" in line for line in lines):
             raise ValueError("a line is no round")
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
         raise InvalidRequest(
-            f"{path} is no trace: {error}", remedy="write one with --trace FILE"
+            f"{path} can't be read: {reason(error)}", remedy="give a file written with --trace"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(
+            f"{path} is no trace: {reason(error)}", remedy="write one with --trace FILE"
         ) from error
     return lines
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwire.errors import InvalidRequest, MissingDependency
+from draftwire.reason import reason
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -65,9 +66,10 @@ def chart(rounds: Sequence[Mapping[str, Any]], width: int = 72) -> str:
         columns = _columns(one.points, width)
         present = [value for value in columns if value is not None]
         low, high = (min(present), max(present)) if present else (0.0, 0.0)
+        figures = f"{_figure(low)} … {_figure(high)}" if present else "none"
         bars = "".join(" " if value is None else _bar(value, low, high) for value in columns)
-        unit = f" {one.unit}" if one.unit else ""
-        lines.append(f"{one.name:>11} {bars} {low:.3g} … {high:.3g}{unit}")
+        unit = f" {one.unit}" if one.unit and present else ""
+        lines.append(f"{one.name:>11} {bars} {figures}{unit}")
     modes = [_MODES.get(str(one["under"]["mode"]), "?") for one in rounds]
     lines.append(f"{'mode':>11} {_letters(list(_times(rounds)), modes, width)} {_LEGEND}")
     committed = sum(one["outcome"]["committed"] for one in rounds)
@@ -77,7 +79,10 @@ def chart(rounds: Sequence[Mapping[str, Any]], width: int = 72) -> str:
 
 
 def plot(rounds: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """The same as an image. Raises `MissingDependency` without matplotlib."""
+    """The same as an image.
+
+    Raises `MissingDependency` without matplotlib, and `InvalidRequest` if it can't be written.
+    """
     try:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -92,7 +97,12 @@ def plot(rounds: Sequence[Mapping[str, Any]], path: str | Path) -> None:
         axes.set_ylabel(f"{one.name}\n{one.unit}".strip())
         axes.grid(alpha=0.3)
     axes.set_xlabel("seconds")
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} can't be written: {reason(error)}", remedy="give another --png FILE"
+        ) from error
 
 
 _MODES = {"cloud-alone": "c", "waiting": "w", "flowing": "f"}
@@ -128,6 +138,12 @@ def _letters(times: Sequence[float], letters: Sequence[str], width: int) -> str:
     return "".join(columns)
 
 
+def _figure(value: float) -> str:
+    """Three digits, and those before the point."""
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 999.5 else f"{value:.0f}"
+
+
 def _bar(value: float, low: float, high: float) -> str:
-    share = (value - low) / (high - low) if high > low else 0.5
+    """A value's height in its range; in the middle where all are alike, lowest where all are 0."""
+    share = (value - low) / (high - low) if high > low else 0.5 if value else 0.0
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from draftwire.commands import HelpFormatter, positive
+from draftwire.command_line import HelpFormatter, number, positive, whole
 from edge_client.translation_prompt import DEFAULT_TEMPLATE
 
 _DESCRIPTION = """\
@@ -44,21 +44,21 @@ def add_translate(commands: Any, content: Callable[[str], str]) -> argparse.Argu
     )
     parser.add_argument(
         "--context-lines",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="final lines before this one that the model is told, with their translations",
     )
     parser.add_argument(
         "--hold-back",
-        type=int,
+        type=whole,
         default=0,
         metavar="K",
         help="don't show the last K words until they settle",
     )
     parser.add_argument(
         "--stability",
-        type=float,
+        type=number,
         default=0.0,
         metavar="NATS",
         help="keep words shown before while the large model prefers others by less than this; "
@@ -73,7 +73,7 @@ def add_translate(commands: Any, content: Callable[[str], str]) -> argparse.Argu
     )
     parser.add_argument(
         "--num-draft-tokens",
-        type=int,
+        type=whole,
         metavar="K",
         help="the draft model's drafts per round; 0: the cloud decodes alone (default: adapts)",
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 
 _LONGEST_LINE = 1 << 20
 _GRACE_S = 1.0
@@ -73,7 +74,7 @@ class Program:
                 )
             except OSError as error:
                 raise InvalidRequest(
-                    f"{self._command[0]} can't be started: {error}",
+                    f"{self._command[0]} can't be started: {reason(error)}",
                     remedy="give the client's command after --",
                 ) from error
         return self._process

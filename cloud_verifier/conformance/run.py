@@ -18,6 +18,7 @@ from cloud_verifier.conformance.scenarios import SCENARIOS, Scenario
 from cloud_verifier.conformance.server import Checker, serving
 from cloud_verifier.conformance.task import task_of
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 from draftwire.testing.record import as_text
 
 _QUIET_S = 1.0
@@ -119,4 +120,4 @@ def _write_traces(cases: Sequence[Case], folder: Path) -> None:
             path = folder / f"{case.scenario.name}.json"
             path.write_text(as_text(case.task.as_json(), case.record), encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest(f"{folder} can't be written: {error}") from error
+        raise InvalidRequest(f"{folder} can't be written: {reason(error, folder)}") from error

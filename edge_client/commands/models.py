@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftwire.commands import HelpFormatter, add_credentials, credentials
+from draftwire.command_line import HelpFormatter
+from draftwire.commands import add_credentials, credentials
 from draftwire.printable import printable
 from edge_client.model_facts import ModelFacts, facts_of, facts_of_card, fit
 from edge_client.model_store import fetch, present

@@ -11,6 +11,7 @@ from typing import Any
 from draftwire import vocab
 from draftwire.errors import InvalidRequest, MissingDependency, ModelLoadFailed
 from draftwire.pieces import token_pieces
+from draftwire.reason import reason
 from edge_client.drafters.chat_template import Renderer, rendered, renderer
 
 
@@ -156,7 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelLoadFailed(f"{path} can't be read: {error}") from error
+        raise ModelLoadFailed(f"{path} can't be read: {reason(error)}") from error
     if not isinstance(told, dict):
         raise ModelLoadFailed(f"{path} holds no JSON object")
     return told

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from draftwire.addresses import split_address, stays_here
 from draftwire.errors import InvalidRequest, LinkNotSecure, Unavailable
+from draftwire.reason import reason
 from edge_client.client import AsyncEdgeClient
 from edge_client.endpoint.app import MAX_REQUESTS, Endpoint, build_app
 
@@ -37,7 +38,7 @@ def bind(address: str, *, expose: bool = False) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidRequest(
-            f"can't listen on {address}: {error}", remedy="give another --listen"
+            f"can't listen on {address}: {reason(error)}", remedy="give another --listen"
         ) from error
 
 

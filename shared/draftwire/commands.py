@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-from pathlib import Path
 from typing import Any
 
+from draftwire.command_line import HelpFormatter, content, readable, seconds, whole
 from draftwire.credentials import Credentials
-from draftwire.errors import InvalidRequest
 
 API_KEY_VARIABLE = "DRAFTWIRE_API_KEY"
 
@@ -23,44 +21,6 @@ examples:
 """
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to an option's help, where there is one and the help does not say it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        unset = action.default is False or action.default in (None, "", [])
-        if unset or "default" in (action.help or ""):
-            return action.help
-        return super()._get_help_string(action)
-
-
-class _ExamplesFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Leaves the examples as they are."""
-
-
-def positive(text: str) -> int:
-    """An argument that counts something there must be at least one of."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """An argument that is a duration or a size."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return value
-
-
-def seconds(text: str) -> float:
-    """An argument that is a time limit."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """The options that `credentials` reads."""
     group = parser.add_argument_group(
@@ -68,21 +28,27 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ca",
+        type=readable,
         metavar="FILE",
         help="PEM file of the authorities to trust (default: the usual ones)",
     )
     group.add_argument(
-        "--cert", metavar="FILE", help="PEM certificate of this client, for mutual TLS"
+        "--cert",
+        type=readable,
+        metavar="FILE",
+        help="PEM certificate of this client, for mutual TLS",
     )
-    group.add_argument("--key", metavar="FILE", help="PEM key of that certificate")
+    group.add_argument("--key", type=readable, metavar="FILE", help="PEM key of that certificate")
     group.add_argument(
         "--api-key-file",
+        type=content,
+        dest="api_key",
         metavar="FILE",
         help=f"file that holds the API key (default: the variable {API_KEY_VARIABLE})",
     )
     group.add_argument(
         "--padding",
-        type=int,
+        type=whole,
         default=0,
         metavar="BYTES",
         help="make frames of both sides multiples of this long, to hide how many tokens they hold",
@@ -95,17 +61,11 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
 def credentials(arguments: argparse.Namespace) -> Credentials:
     """What the options of `add_credentials` and the environment say.
 
-    Raises `InvalidRequest` for options that contradict each other and a file that can't be read.
+    Raises what `Credentials` raises.
     """
-    api_key = os.environ.get(API_KEY_VARIABLE, "")
-    if arguments.api_key_file is not None:
-        try:
-            api_key = Path(arguments.api_key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"{arguments.api_key_file} can't be read: {error}",
-                remedy="give --api-key-file a file that holds the key and nothing else",
-            ) from error
+    api_key = arguments.api_key
+    if api_key is None:
+        api_key = os.environ.get(API_KEY_VARIABLE, "")
     return Credentials(
         ca=arguments.ca,
         certificate=arguments.cert,
@@ -156,7 +116,7 @@ def add_conformance(commands: Any) -> None:
         "sends is held against the rules of docs/protocol.md. Exits 0 if all is well, else 1. "
         "No model and no torch are needed. docs/implementers.md says how a client is written.",
         epilog=CONFORMANCE_EXAMPLES,
-        formatter_class=_ExamplesFormatter,
+        formatter_class=HelpFormatter,
     )
     conformance.add_argument(
         "client",

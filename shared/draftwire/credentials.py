@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftwire.addresses import stays_here
 from draftwire.errors import InvalidRequest, LinkNotSecure
+from draftwire.reason import reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,5 +93,5 @@ def _read(path: str | Path | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise LinkNotSecure(
-            f"{path} can't be read: {error.strerror}", remedy="give the path of a PEM file"
+            f"{path} can't be read: {reason(error)}", remedy="give the path of a PEM file"
         ) from error

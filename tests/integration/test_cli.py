@@ -149,8 +149,33 @@ def test_every_command_explains_itself_and_its_defaults(command: list[str]) -> N
 def test_wrong_usage_is_told_as_such(arguments: list[str]) -> None:
     done = run(arguments)
     assert done.returncode == 2
-    assert "usage: draftwire" in done.stderr
+    assert re.fullmatch(r"see `draftwire.* --help`", done.stderr.splitlines()[1])
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ([*DEVICE, "generate", "hi"], "argparse"),
+        ([*DEVICE, "generate", "hi"], "draftwire.types"),
+        ([*DEVICE, "generate", "hi"], "grpc"),
+        ([*VERIFIER, *TABLE], "argparse"),
+        ([*VERIFIER, *TABLE], "grpc"),
+        pytest.param([*VERIFIER, "doctor"], "torch._C", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[2].rpartition("_")[0],
+)
+def test_an_interrupt_while_modules_load_ends_it_without_a_word(
+    command: list[str], module: str
+) -> None:
+    python, *rest = command
+    with started([python, "-X", "importtime", *rest]) as process:
+        line_with(process.stderr, f" {module}\n")
+        process.send_signal(signal.SIGINT)
+        output, said = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130
+    assert output == ""
+    assert [line for line in said.splitlines() if not line.startswith("import time:")] == []
 
 
 # ------------------------------------------------------------------ the verifier
@@ -450,7 +475,7 @@ def test_a_verifier_without_its_extra_names_it() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from cloud_verifier.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", script, "serve", "--listen", "127.0.0.1:0", "--model", "x"]
+    command = [sys.executable, "-c", script, "serve", "--listen", "127.0.0.1:0", "--model", "a/b"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1
     assert "MISSING_DEPENDENCY: torch is not installed" in done.stderr

@@ -68,7 +68,7 @@ def test_a_grammar_may_be_in_a_file_beside_it(tmp_path: Path) -> None:
         ("threads = 0", ["threads", "not at least 1"]),
         ("objective = 'speed'", ["objective", "latency"]),
         ("temperature = -1", ["temperature is -1.0"]),
-        ("api-key-file = 'missing'", ["missing can't be read", "--api-key-file"]),
+        ("api-key-file = 'missing'", ["api-key-file: ", "missing can't be read"]),
         ("model = ", ["can't be read", "give a TOML file"]),
     ],
 )

@@ -100,6 +100,6 @@ def test_the_wheel_keeps_torch_out_of_the_edge_extra(wheel: zipfile.ZipFile) -> 
 def test_the_wheel_brings_both_commands(wheel: zipfile.ZipFile) -> None:
     [path] = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
     lines = wheel.read(path).decode().splitlines()
-    assert "draftwire = edge_client.cli:main" in lines
-    assert "draftwire-verifier = cloud_verifier.cli:main" in lines
-    assert {"edge_client/cli.py", "cloud_verifier/cli.py"} <= set(wheel.namelist())
+    assert "draftwire = edge_client.__main__:main" in lines
+    assert "draftwire-verifier = cloud_verifier.__main__:main" in lines
+    assert {"edge_client/__main__.py", "cloud_verifier/__main__.py"} <= set(wheel.namelist())

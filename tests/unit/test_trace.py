@@ -62,6 +62,22 @@ def test_the_chart_shows_values_over_time(tmp_path: Path) -> None:
     assert lines[4].endswith("60 … 60 ms")
 
 
+def test_what_never_was_is_told_from_what_was_nothing_and_figures_are_plain() -> None:
+    line = {
+        "generation": 1,
+        "under": {"mode": "cloud-alone", "window": 0},
+        "drafts": {"mean_ms": None},
+        "outcome": {"sent": 0, "judged": 0, "held": 0, "rtt_ms": 1234.5, "pass_ms": 0.02}
+        | {"committed": 1},
+    }
+    lines = chart([line | {"at_s": at} for at in (0.0, 1.0)], width=2).splitlines()
+    assert lines[0] == "drafts sent ▁▁ 0 … 0"
+    assert lines[2] == " acceptance    none"
+    assert lines[3] == "      draft    none"
+    assert lines[4] == "        RTT ▅▅ 1234 … 1234 ms"
+    assert lines[5] == "       pass ▅▅ 0.02 … 0.02 ms"
+
+
 def test_the_command_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(traced(tmp_path / "trace"))]) == 0
     assert "acceptance" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from draftwire.errors import InvalidRequest
+from draftwire.reason import reason
 from draftwire.testing.relay import End
 from draftwire.testing.threaded_link import ThreadedLink, run_in_thread
 from draftwire.testing.wire import PROFILES, LinkProfile, Wire, precise_loop
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=precise_loop) as runner:
             runner.run(_serve(emulator))
     except (InvalidRequest, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {reason(error)}\n")
         return 2
     return 0
 
