@@ -5,7 +5,6 @@ What reads them is run where a package or this machine has it; no container is s
 
 from __future__ import annotations
 
-import argparse
 import importlib.resources
 import json
 import re
@@ -22,8 +21,8 @@ import kubernetes_validate
 import promql_parser
 import pytest
 import yaml
+from command_lines import parsed
 
-from cloud_verifier.cli import build_parser as verifier_parser
 from cloud_verifier.engine import Engine
 from cloud_verifier.metrics import PrometheusObserver
 from cloud_verifier.table_target import TableTarget
@@ -31,18 +30,11 @@ from draftwire import errors
 from draftwire.addresses import stays_here
 from draftwire.testing.demo import DEMO_MODEL_FILE, DEMO_MODEL_PACKAGE
 from draftwire.testing.table import TableModel
-from edge_client.arguments import build_parser as device_parser
 
 COMMAND_LINES = list(files.command_lines())
 ALERTS = files.documents(files.DEPLOY / "prometheus/alerts.yml")[0]["groups"][0]["rules"]
 ENDS = {"gauge": [""], "counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
 HARDENED = {"NoNewPrivileges", "ProtectHome", "PrivateTmp", "RestrictNamespaces", "LockPersonality"}
-
-
-def parsed(words: list[str]) -> argparse.Namespace:
-    program, *arguments = words
-    parsers = {"draftwire": device_parser, "draftwire-verifier": verifier_parser}
-    return parsers[program]().parse_args(arguments)
 
 
 def seconds(text: str) -> float:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import page_blocks
 import pytest
+from command_lines import parsed
 
 import edge_client
-from cloud_verifier.cli import build_parser as verifier_parser
-from edge_client.arguments import build_parser as device_parser
 from tools.site_pages import fitted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +35,7 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_on_a_page_is_one_that_the_command_takes(words: list[str]) -> None:
-    program, *arguments = words
-    parsers = {"draftwire": device_parser, "draftwire-verifier": verifier_parser}
-    assert parsers[program]().parse_args(arguments).command
+    assert parsed(words).command
 
 
 def test_pages_hold_commands() -> None:
