@@ -19,6 +19,7 @@ from draftwire.credentials import Credentials
 from draftwire.types import SamplingParams, StopRules, Tokens, pack_tokens
 from edge_client.controller import AdaptiveController
 from edge_client.plan import Controller, FixedController
+from edge_client.request import Request
 from edge_client.session import Session
 from edge_client.trace import TracedController
 from edge_client.transport import GrpcTransport
@@ -71,8 +72,7 @@ class Runner:
             generation = session.generate(
                 prompt.tokens(tokenizer),
                 TracedController(self._controller(cell, setting), lines.append),
-                sampling=cell.sampling,
-                stop=StopRules(max_tokens=tokens, ignore_eos=True),
+                Request(sampling=cell.sampling, stop=StopRules(max_tokens=tokens, ignore_eos=True)),
             )
             async with contextlib.aclosing(generation.run()) as run:
                 async for batch in run:

@@ -28,6 +28,7 @@ from edge_client.branch import Commit
 from edge_client.drafter import Drafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Controller
+from edge_client.request import Request
 from edge_client.session import Generation, Session
 
 PROMPTS = tuple((5, 6, 7, 8, 9, 10, 11, last) for last in (12, 13, 14, 15))
@@ -249,7 +250,8 @@ async def generate(
     started, count = time(), 0
     commits: list[tuple[float, list[Commit]]] = []
     stop = StopRules(max_tokens=max_tokens, ignore_eos=True)
-    generation = session.generate(prompt, controller, sampling=sampling, stop=stop)
+    request = Request(sampling=sampling or SamplingParams(), stop=stop)
+    generation = session.generate(prompt, controller, request)
     async with contextlib.aclosing(generation.run()) as run:
         async for batch in run:
             commits.append((time() - started, batch))

@@ -37,6 +37,7 @@ from draftwire.types import SamplingParams, StopRules, Tokens
 from edge_client.client import AsyncEdgeClient
 from edge_client.drafters.llama import LlamaDrafter, LlamaModel
 from edge_client.plan import FixedController, Plan, Round
+from edge_client.request import Request
 from edge_client.results import Summary
 from edge_client.session import Session
 from edge_client.transport import GrpcTransport
@@ -112,7 +113,8 @@ async def beside(verifier: str, device: KnownText, prompt: Tokens, model: LlamaM
 
     async def text() -> None:
         stop = StopRules(max_tokens=len(device.text), ignore_eos=True)
-        generation = session.generate(device.prompt, listener, sampling=device.sampling, stop=stop)
+        request = Request(sampling=device.sampling, stop=stop)
+        generation = session.generate(device.prompt, listener, request)
         async for _ in generation.run():
             pass
         if session.tokens != device.whole:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
@@ -17,7 +16,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
-from draftwire.noise import NOISE_VERSION, derive_seed
+from draftwire.noise import NOISE_VERSION
 from draftwire.types import (
     ModelCard,
     ServingLimits,
@@ -207,13 +206,9 @@ class AsyncEdgeClient:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
         asked, turn = settings(**self._defaults | options), Turn()
         tokens = self._prompt(prompt, messages)
-        seed = asked.sampling.seed
-        each = [replace(asked.sampling, seed=derive_seed(seed, index)) for index in range(n)]
         return [
-            self._stream(
-                lambda: self._begin(asked), tokens, replace(asked, sampling=sampling), turn=turn
-            )
-            for sampling in each
+            self._stream(lambda: self._begin(asked), tokens, asked.sample(index), turn=turn)
+            for index in range(n)
         ]
 
     def _require_open(self) -> None:
@@ -256,7 +251,7 @@ class AsyncEdgeClient:
         turn: Turn | None = None,
         rounds: Callable[[str], object] | None = None,
     ) -> AsyncStream:
-        if settings.offline_tokens and not self._drafters:
+        if settings.request.offline_tokens and not self._drafters:
             raise InvalidRequest(
                 "there is no draft model to go on with while the cloud can't be reached",
                 remedy="give the client a drafter, or leave out offline_tokens",
@@ -279,10 +274,10 @@ class AsyncEdgeClient:
         """The card; None where a draft may go on alone and the verifier does not answer."""
         patient_s = (self._retry or RetryPolicy()).silent_after_s
         try:
-            async with asyncio.timeout(patient_s if settings.offline_tokens else None):
+            async with asyncio.timeout(patient_s if settings.request.offline_tokens else None):
                 return await self.card()
         except (LinkLost, TimeoutError):
-            if not settings.offline_tokens:
+            if not settings.request.offline_tokens:
                 raise
             return None
 
@@ -360,7 +355,7 @@ class AsyncEdgeClient:
         Drafts made before the verifier was ever reached are not: how large its vocabulary is, its
         card says. Raises `InvalidRequest` if it does not compile.
         """
-        if settings.grammar is None or not settings.draft_with_grammar:
+        if settings.request.grammar is None or not settings.draft_with_grammar:
             return None
         card = await self._card_or_none(settings)
         if card is None:
@@ -370,8 +365,8 @@ class AsyncEdgeClient:
             if not serves_grammars(pieces):
                 return None
             self._grammars = GrammarCompiler(pieces, self.tokenizer.encode)
-        ends = settings.stop.ends(card.target.eos_token_ids)
-        return self._grammars.compile(settings.grammar, ends)
+        ends = settings.request.stop.ends(card.target.eos_token_ids)
+        return self._grammars.compile(settings.request.grammar, ends)
 
     def _expected(self, prediction: str | Sequence[int]) -> list[int]:
         """Token ids of an output that is expected: text or ids, without a beginning token.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftwire.adjust import Adjuster
-from draftwire.types import SamplingParams, VerifyMode
+from draftwire.types import VerifyMode
 from edge_client.branch import Branch
 from edge_client.drafter import Drafter, Proposal
+from edge_client.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +49,14 @@ class DraftWorker:
     def __init__(
         self,
         drafter: Drafter | None,
-        sampling: SamplingParams,
+        request: Request,
+        adjuster: Adjuster | None,
         post: Callable[[Drafted | Late], None],
-        clock: Callable[[], float] = time.monotonic,
-        adjuster: Adjuster | None = None,
-        mode: VerifyMode = VerifyMode.MATCH,
+        clock: Callable[[], float],
     ) -> None:
         self._drafter = drafter
-        self._sampling = sampling
+        self._request = request
         self._adjuster = adjuster
-        self._mode = mode
         self._post = post
         self._clock = clock
         self._begun = False
@@ -142,7 +140,10 @@ class DraftWorker:
         first = not self._begun
         try:
             if first:
-                keep = await drafter.begin(self._sampling, tokens, self._adjuster, self._mode)
+                sampling, mode = self._request.sampling, self._request.mode
+                if mode is VerifyMode.TYPICAL:  # lossy: the target goes on greedily, a guess too
+                    sampling = replace(sampling, temperature=0.0)
+                keep = await drafter.begin(sampling, tokens, self._adjuster, mode)
                 del tokens[:keep]
                 self._begun = True
             proposal = await drafter.draft(keep, tokens)

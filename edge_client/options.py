@@ -6,12 +6,14 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, TypedDict
 
 from draftwire.errors import InvalidRequest, MissingDependency
+from draftwire.noise import derive_seed
 from draftwire.types import MAX_TOP_LOGPROBS, Grammar, SamplingParams, StopRules, VerifyMode
+from edge_client.request import Request
 from edge_client.text import checked_text
 
 DEFAULT_MAX_TOKENS = 256
@@ -78,23 +80,23 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Options, checked. `logprobs` counts log-probabilities a token: its own and the likeliest.
+    """Options, checked: the request, how to draft for it, and for how long.
 
-    `draft_with_grammar` only where there is a `grammar`.
+    `draft_with_grammar` only where there is a grammar.
     """
 
-    sampling: SamplingParams
-    stop: StopRules
-    grammar: Grammar | None
+    request: Request
     draft_with_grammar: bool
-    logprobs: int
-    mode: VerifyMode
     prompt_lookup: bool
     prediction: str | Sequence[int]
     num_draft_tokens: int | None
     timeout_s: float | None
-    show_drafts: bool
-    offline_tokens: int
+
+    def sample(self, index: int) -> Settings:
+        """The same with a seed of its own for each `index`, derived from this one."""
+        sampling = self.request.sampling
+        sampling = replace(sampling, seed=derive_seed(sampling.seed, index))
+        return replace(self, request=replace(self.request, sampling=sampling))
 
 
 def settings(
@@ -151,7 +153,7 @@ def settings(
     for text in strings:
         checked_text(text, "a stop string")
     grammar = _grammar(json_schema=json_schema, regex=regex, lark=lark)
-    return Settings(
+    request = Request(
         sampling=SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -167,19 +169,22 @@ def settings(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             token_ids=tuple(stop_token_ids),
-            strings=strings,
+            strings=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
         ),
-        grammar=grammar,
-        draft_with_grammar=grammar is not None and _drafts_with_grammar(draft_with_grammar),
         logprobs=1 + top_logprobs if logprobs or top_logprobs else 0,
         mode=mode,
+        grammar=grammar,
+        offline_tokens=offline_tokens,
+        show_drafts=show_drafts,
+    )
+    return Settings(
+        request=request,
+        draft_with_grammar=grammar is not None and _drafts_with_grammar(draft_with_grammar),
         prompt_lookup=prompt_lookup,
         prediction=prediction,
         num_draft_tokens=num_draft_tokens,
         timeout_s=timeout_s,
-        show_drafts=show_drafts,
-        offline_tokens=offline_tokens,
     )
 
 

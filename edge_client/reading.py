@@ -139,7 +139,7 @@ class Reading:
 
     async def _generate(self, turn: Turn) -> AsyncGenerator[Delta]:
         started = first = last = time.perf_counter()
-        output, tentative = Output(self._client.tokenizer, self._settings.stop), Tentative()
+        output, tentative = Output(self._client.tokenizer, self._settings.request.stop), Tentative()
         session = await self._unless_cancelled(self._session())
         if session is None:  # so that what has ended before it began has a summary too
             session = self._client._session(self._client._presumed())
@@ -147,16 +147,7 @@ class Reading:
         session.require_idle()  # before waiting for the drafter that it may hold itself
         async with self._client._drafting(self, session):
             self._generation = generation = session.generate(
-                self._prompt,
-                self._look_up(session),
-                sampling=self._settings.sampling,
-                stop=self._settings.stop,
-                logprobs=self._settings.logprobs,
-                mode=self._settings.mode,
-                grammar=self._settings.grammar,
-                matcher=matcher,
-                offline_tokens=self._settings.offline_tokens,
-                show_drafts=self._settings.show_drafts,
+                self._prompt, self._look_up(session), self._settings.request, matcher
             )
             if self._cancelled.is_set():
                 generation.cancel()

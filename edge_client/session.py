@@ -13,8 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from draftwire.adjust import Adjuster
 from draftwire.errors import (
@@ -22,7 +21,6 @@ from draftwire.errors import (
     DraftwireError,
     InvalidRequest,
     LimitExceeded,
-    ProtocolViolation,
     SessionGone,
 )
 from draftwire.grammar import Matcher
@@ -32,19 +30,14 @@ from draftwire.types import (
     Draft,
     Finished,
     FinishReason,
-    Grammar,
     Hint,
     History,
     ModelCard,
     Open,
     Opened,
-    SamplingParams,
-    ServerFrame,
-    StopRules,
     TokenLogprobs,
     Tokens,
     Verdict,
-    VerifyMode,
     common_prefix,
     history_hash,
 )
@@ -54,17 +47,16 @@ from edge_client.checks import check_finished, check_opened, check_verdict
 from edge_client.drafter import Drafter
 from edge_client.drafting import Drafted, DraftWorker, Late
 from edge_client.extent import Extent
+from edge_client.inbox import Event, Inbox
 from edge_client.offline import Offline
 from edge_client.plan import Controller, Plan, Round, View
+from edge_client.request import Request
 from edge_client.retry import Patience, RetryPolicy
 from edge_client.transport import Link, Transport, WireBytes
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNREAD = 1024
-"""Events that may wait for an app that reads slowly; a verifier has fewer to say within limits."""
-
-Event: TypeAlias = ServerFrame | DraftwireError | Drafted | Late | Cancel
+_DEFAULTS = Request()
 
 
 class Session:
@@ -106,40 +98,19 @@ class Session:
         self,
         prompt: Tokens,
         controller: Controller,
-        *,
-        sampling: SamplingParams | None = None,
-        stop: StopRules | None = None,
-        logprobs: int = 0,
-        mode: VerifyMode = VerifyMode.MATCH,
-        grammar: Grammar | None = None,
+        request: Request = _DEFAULTS,
         matcher: Matcher | None = None,
-        offline_tokens: int = 0,
-        show_drafts: bool = False,
     ) -> Generation:
         """The generation after `prompt`, which is the whole conversation in tokens.
 
-        What it shares with the conversation so far is not sent again. `logprobs` is how many
-        log-probabilities each token comes with: its own and those of the likeliest others. The
-        verifier keeps the output within the `grammar`; with a `matcher` of it drafts stay so, too.
-        While the verifier can't be reached, up to `offline_tokens` are drafted past the text. With
-        `show_drafts` all drafts are `tentative`, else only those.
+        What it shares with the conversation so far is not sent again. With a `matcher` of the
+        request's grammar drafts stay within it, too.
         """
         self.require_idle()
         self.known = min(self.known, common_prefix(self.tokens, prompt))
         self.tokens = list(prompt)
         self.generation += 1
-        self._last = Generation(
-            self,
-            controller,
-            sampling or SamplingParams(),
-            stop or StopRules(),
-            logprobs,
-            mode,
-            grammar,
-            matcher,
-            offline_tokens,
-            show_drafts,
-        )
+        self._last = Generation(self, controller, request, matcher)
         return self._last
 
     def require_idle(self) -> None:
@@ -167,14 +138,8 @@ class Generation:
         self,
         session: Session,
         controller: Controller,
-        sampling: SamplingParams,
-        stop: StopRules,
-        logprobs: int = 0,
-        mode: VerifyMode = VerifyMode.MATCH,
-        grammar: Grammar | None = None,
+        request: Request,
         matcher: Matcher | None = None,
-        offline_tokens: int = 0,
-        show_drafts: bool = False,
     ) -> None:
         self.finished: Finished | None = None
         self.running = False
@@ -186,32 +151,22 @@ class Generation:
         self.bytes = WireBytes()
         self._session = session
         self._controller = controller
-        self._sampling = sampling
-        self._stop = stop
-        self._logprobs = logprobs
-        self._mode = mode
-        self._grammar = grammar
-        self._show_drafts = show_drafts
-        self._branch = Branch(session.tokens, mode=mode)
-        self.offline = Offline(offline_tokens, self._branch, session.retry.silent_after_s)
+        self._request = request
+        self._branch = Branch(session.tokens, mode=request.mode)
+        self.offline = Offline(request.offline_tokens, self._branch, session.retry.silent_after_s)
         self._start = len(session.tokens)
-        self._extent = Extent(self._start, stop, session.target_ends, session.draft_ends)
+        self._extent = Extent(self._start, request.stop, session.target_ends, session.draft_ends)
         self._cancelled = asyncio.Event()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        adjuster = Adjuster.of(
+            request.sampling,
+            request.stop,
+            start=self._start,
+            eos_token_ids=session.target_ends,
+            grammar=matcher,
+        )
+        self._inbox = Inbox()
         self._worker = DraftWorker(
-            session.drafter,
-            # Where acceptance is lossy the target goes on greedily, and so do good guesses.
-            replace(sampling, temperature=0.0) if mode is VerifyMode.TYPICAL else sampling,
-            self._post,
-            session.clock,
-            Adjuster.of(
-                sampling,
-                stop,
-                start=self._start,
-                eos_token_ids=session.target_ends,
-                grammar=matcher,
-            ),
-            mode,
+            session.drafter, request, adjuster, self._inbox.post, session.clock
         )
         self._attempt = Attempt(limits=session.limits)
         self._hint: Hint | None = None
@@ -252,7 +207,7 @@ class Generation:
     def tentative(self) -> Sequence[int]:
         """Drafted tokens to show after what is committed."""
         tail = self._branch.tail
-        return tail if self._show_drafts else tail[: self.offline.unjudged]
+        return tail if self._request.show_drafts else tail[: self.offline.unjudged]
 
     def cancel(self, *, within_s: float = math.inf) -> None:
         """End the generation, keeping what is committed; `finished` will say cancelled.
@@ -262,13 +217,13 @@ class Generation:
         if not self._cancelled.is_set():
             self._word_within_s = min(within_s, self._word_within_s)
             self._cancelled.set()
-            self._post(Cancel())
+            self._inbox.post(Cancel())
 
     # ------------------------------------------------------------------ the loop
 
     async def _decode(self, link: Link) -> AsyncGenerator[list[Commit]]:
         """One stream: draft, send, take verdicts, until the verifier has finished."""
-        receiving = asyncio.create_task(self._receive(link, self._events))
+        reading = self._inbox.reading(link)
         try:
             while self.finished is None:
                 plan = self._plan()
@@ -298,7 +253,7 @@ class Generation:
             await self._leave(link)
             raise
         finally:
-            receiving.cancel()
+            reading.cancel()
 
     def _plan(self) -> Plan:
         """The controller's plan; where the drafter has no more to say, the cloud goes on alone."""
@@ -361,15 +316,11 @@ class Generation:
 
     # ------------------------------------------------------------------ events
 
-    def _post(self, event: Event) -> None:
-        self._events.put_nowait(event)
-
     async def _next(self) -> Event | None:
         """The next event; None where the verifier owes one and has been silent for too long."""
         patient_s = None if self._branch.idle else self.offline.patient_s
         try:
-            async with asyncio.timeout(patient_s):
-                return await self._events.get()
+            return await self._inbox.next(patient_s)
         except TimeoutError:
             self.offline.lost()
             return None
@@ -382,19 +333,12 @@ class Generation:
         self.offline.grew(grown)
         if drafted.proposal is not None and not drafted.first:
             self._controller.drafted(drafted.seconds, drafted.fed)
-        return grown > 0 and (self._show_drafts or self.offline.cut_off)
+        return grown > 0 and (self._request.show_drafts or self.offline.cut_off)
 
-    def _take_leftovers(self) -> bool:
-        """As `_take_draft`; whatever else came from a stream left behind is ignored (rule 8)."""
-        left, self._events = self._events, asyncio.Queue()
-        grown = False
-        while not left.empty():
-            match left.get_nowait():
-                case Drafted() as drafted:
-                    grown |= self._take_draft(drafted)
-                case Cancel() as cancel:
-                    self._post(cancel)
-        return grown
+    def _take_drafts(self) -> bool:
+        """As `_take_draft`, of all that came while there is no stream."""
+        grown = [self._take_draft(drafted) for drafted in self._inbox.left_behind()]
+        return any(grown)
 
     def _take_verdict(self, verdict: Verdict) -> list[Commit]:
         branch, timing = self._branch, verdict.timing
@@ -402,7 +346,7 @@ class Generation:
             verdict,
             room=self._reach - len(branch.committed),
             vocabulary_size=self._session.vocabulary_size,
-            logprobs=bool(self._logprobs),
+            logprobs=bool(self._request.logprobs),
         )
         sent = branch.sent
         commits = branch.apply(verdict)
@@ -452,18 +396,6 @@ class Generation:
         self._session.known = finished.length
         self.finished = finished
 
-    async def _receive(self, link: Link, events: asyncio.Queue[Event]) -> None:
-        try:
-            while True:
-                events.put_nowait(await link.receive())
-                while events.qsize() >= _MOST_UNREAD:  # noqa: ASYNC110 (it should never be)
-                    await asyncio.sleep(0.01)
-        except DraftwireError as error:
-            events.put_nowait(error)
-        except Exception as error:  # whatever a transport raises, the generation must not hang
-            logger.exception("the stream can't be read")
-            events.put_nowait(ProtocolViolation(f"the stream can't be read: {error!r}"))
-
     # ------------------------------------------------------------------ opening and ending
 
     async def _meanwhile(self, task: asyncio.Task[Any]) -> AsyncGenerator[list[Commit]]:
@@ -473,7 +405,7 @@ class Generation:
         """
         cancelled = asyncio.create_task(self._cancelled.wait())
         try:
-            if self._take_leftovers() or self.offline.cut_off:
+            if self._take_drafts() or self.offline.cut_off:
                 yield []
             while not task.done():
                 if cancelled.done():
@@ -488,7 +420,7 @@ class Generation:
                 if not done:
                     self.offline.lost()
                     yield []
-                while self._take_leftovers():
+                while self._take_drafts():
                     yield []
             await task
         except (GeneratorExit, asyncio.CancelledError):
@@ -521,12 +453,12 @@ class Generation:
                     tokens=tuple(branch.committed[known:]),
                 ),
                 vocabulary_fingerprint=session.fingerprint,
-                sampling=self._sampling,
-                stop=self._stop,
+                sampling=self._request.sampling,
+                stop=self._request.stop,
                 expected_target=session.target,
-                mode=self._mode,
-                logprobs=self._logprobs,
-                grammar=self._grammar,
+                mode=self._request.mode,
+                logprobs=self._request.logprobs,
+                grammar=self._request.grammar,
             )
         )
         plan = self._plan()
@@ -563,7 +495,7 @@ class Generation:
     async def _send_cancel(self, link: Link) -> None:
         """Ask the verifier to end; its word, or a deadline, ends the loop (rule 23)."""
         late = DeadlineExceeded("the verifier did not confirm the cancel")
-        asyncio.get_running_loop().call_later(self._word_within_s, self._events.put_nowait, late)
+        asyncio.get_running_loop().call_later(self._word_within_s, self._inbox.post, late)
         await link.send(Cancel())
 
     async def _leave(self, link: Link) -> None:
@@ -573,7 +505,7 @@ class Generation:
             async with asyncio.timeout(self._session.retry.cancel_timeout_s):
                 await link.send(Cancel())
                 while self.finished is None:
-                    match await self._events.get():
+                    match await self._inbox.next():
                         case Verdict() as verdict:
                             self._take_verdict(verdict)
                         case Finished() as finished:

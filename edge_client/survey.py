@@ -14,6 +14,7 @@ from edge_client.draft_model import drafter_of, load_model
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.estimates import Measured
 from edge_client.plan import FixedController, Plan, Round, View
+from edge_client.request import Request
 from edge_client.session import Session
 
 PROMPTS = (
@@ -122,7 +123,9 @@ async def _run(
     Returns when the first came, and how long the rest took and how many they were.
     """
     generation = session.generate(
-        prompt, _Script(plan, measured), stop=StopRules(max_tokens=count, ignore_eos=True)
+        prompt,
+        _Script(plan, measured),
+        Request(stop=StopRules(max_tokens=count, ignore_eos=True)),
     )
     started, first_s, last_s, rest = session.clock(), 0.0, 0.0, 0
     async for commits in generation.run():

@@ -18,6 +18,7 @@ from draftwire.types import SamplingParams, StopRules, Tokens, VerifyMode, commo
 from edge_client import DraftwireError
 from edge_client.drafter import Proposal
 from edge_client.plan import FixedController, Plan
+from edge_client.request import Request
 from edge_client.session import Session
 from edge_client.transport import GrpcTransport, Transport
 
@@ -80,8 +81,10 @@ async def answer(task: dict[str, Any], session: Session) -> dict[str, Any]:
         generation = session.generate(
             [*(session.tokens or prompt), *more],
             FixedController(plan),
-            sampling=SamplingParams(temperature=task["temperature"], seed=task["seed"]),
-            stop=StopRules(max_tokens=task["max_tokens"], strings=task["stop_strings"]),
+            Request(
+                sampling=SamplingParams(temperature=task["temperature"], seed=task["seed"]),
+                stop=StopRules(max_tokens=task["max_tokens"], strings=task["stop_strings"]),
+            ),
         )
         said = 0
         try:

@@ -41,6 +41,7 @@ from edge_client.drafters.lookup import LookupDrafter
 from edge_client.drafters.table import TableDrafter
 from edge_client.output import Output
 from edge_client.plan import Plan, Round, View, without_the_next
+from edge_client.request import Request
 from edge_client.results import Kind
 from edge_client.retry import RetryPolicy
 from edge_client.session import Session
@@ -283,14 +284,16 @@ class World:
         generation = session.generate(
             prompt,
             RestlessController(rng),
-            sampling=sampling,
-            stop=stop,
-            logprobs=asked,
-            mode=mode,
-            grammar=grammar,
-            matcher=self.matcher(grammar) if rng.random() < 0.7 else None,
-            offline_tokens=apart.choice([0, 0, 5, 50]) if has_model else 0,
-            show_drafts=apart.random() < 0.3,
+            Request(
+                sampling=sampling,
+                stop=stop,
+                logprobs=asked,
+                mode=mode,
+                grammar=grammar,
+                offline_tokens=apart.choice([0, 0, 5, 50]) if has_model else 0,
+                show_drafts=apart.random() < 0.3,
+            ),
+            self.matcher(grammar) if rng.random() < 0.7 else None,
         )
         cancelled = rng.random() < 0.2
         if cancelled:

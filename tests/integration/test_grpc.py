@@ -62,6 +62,7 @@ from edge_client import transport as transport_module
 from edge_client.branch import Commit
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import FixedController, Plan
+from edge_client.request import Request
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 from edge_client.transport import GrpcTransport, Link, WireBytes
@@ -161,7 +162,7 @@ async def say(
 ) -> list[int]:
     """What a generation of that many tokens gives."""
     options.setdefault("stop", StopRules(max_tokens=count))
-    return await collect(session.generate(prompt, FixedController(plan), **options))
+    return await collect(session.generate(prompt, FixedController(plan), Request(**options)))
 
 
 def opening(**changes: Any) -> Open:
@@ -207,7 +208,7 @@ async def test_a_conversation_of_several_turns_sends_its_beginning_once() -> Non
         prompt = list(range(1, 60)) * 5
         for turn in range(4):
             generation = session.generate(
-                prompt, FixedController(PLANS["waiting"]), stop=StopRules(max_tokens=9)
+                prompt, FixedController(PLANS["waiting"]), Request(stop=StopRules(max_tokens=9))
             )
             assert await collect(generation) == MODEL.generate(prompt, 9)
             other_up.append(generation.bytes.other_up)
@@ -235,7 +236,7 @@ async def test_cut_connections_are_opened_again_and_the_text_is_the_same() -> No
     ):
         session = await new_session(transport)
         generation = session.generate(
-            PROMPT, FixedController(PLANS["pipelined"]), stop=StopRules(max_tokens=120)
+            PROMPT, FixedController(PLANS["pipelined"]), Request(stop=StopRules(max_tokens=120))
         )
         text: list[int] = []
         async for commit in generation.run():
@@ -535,7 +536,7 @@ async def test_a_stopping_server_lets_what_is_in_flight_finish() -> None:
     async with connected(server.address) as transport:
         session = await new_session(transport)
         generation = session.generate(
-            PROMPT, FixedController(PLANS["waiting"]), stop=StopRules(max_tokens=60)
+            PROMPT, FixedController(PLANS["waiting"]), Request(stop=StopRules(max_tokens=60))
         )
         stopping: asyncio.Task[None] | None = None
         text: list[int] = []
@@ -554,7 +555,7 @@ async def test_a_session_goes_on_at_a_server_that_took_the_stopped_ones_place() 
     async with connected(first.address) as transport:
         session = await new_session(transport)
         generation = session.generate(
-            PROMPT, FixedController(PLANS["waiting"]), stop=StopRules(max_tokens=100)
+            PROMPT, FixedController(PLANS["waiting"]), Request(stop=StopRules(max_tokens=100))
         )
         second: VerifierServer | None = None
         text: list[int] = []

@@ -181,7 +181,7 @@ def test_options_are_checked() -> None:
         options.settings(json_schema={}, lark="start: /a/")
     with pytest.raises(InvalidRequest, match="longer than 65536 bytes"):
         options.settings(regex="é" * 40_000)
-    assert options.settings(json_schema={"type": "null"}).grammar == Grammar(
+    assert options.settings(json_schema={"type": "null"}).request.grammar == Grammar(
         kind="json_schema", text='{"type": "null"}'
     )
     assert not options.settings().draft_with_grammar
@@ -425,6 +425,7 @@ def test_the_command_takes_a_grammar(tmp_path: Path) -> None:
         ("--regex", '{"type": "null"}', "regex"),
     ):
         arguments = build_parser().parse_args(["generate", "--json", option, value])
-        grammar = options.settings(**sampling_options(arguments)).grammar
+        grammar = options.settings(**sampling_options(arguments)).request.grammar
         assert grammar == Grammar(kind=kind, text='{"type": "null"}')
-    assert options.settings(**sampling_options(build_parser().parse_args(["chat"]))).grammar is None
+    chat = build_parser().parse_args(["chat"])
+    assert options.settings(**sampling_options(chat)).request.grammar is None

@@ -125,7 +125,7 @@ async def test_what_an_app_does_not_read_is_not_read_for_it() -> None:
         await anext(stream)
         await asyncio.sleep(1.0)
         assert stream._reading._generation is not None
-        assert stream._reading._generation._events.qsize() == 1024
+        assert stream._reading._generation._inbox._events.qsize() == 1024
         await stream.close()
 
 

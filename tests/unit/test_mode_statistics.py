@@ -28,6 +28,7 @@ from edge_client.controller import AdaptiveController
 from edge_client.drafter import Proposal
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import Controller, FixedController, Plan, Round, View
+from edge_client.request import Request
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,11 @@ def generate(
             generation = session.generate(
                 [3, 4],
                 controller,
-                sampling=SamplingParams(seed=11, **sampling) if sampling else PARAMS,
-                stop=StopRules(max_tokens=TOKENS),
-                mode=mode,
+                Request(
+                    sampling=SamplingParams(seed=11, **sampling) if sampling else PARAMS,
+                    stop=StopRules(max_tokens=TOKENS),
+                    mode=mode,
+                ),
             )
             async for _ in generation.run():
                 pass

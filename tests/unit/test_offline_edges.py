@@ -218,7 +218,7 @@ async def test_a_long_outage_takes_no_more_memory_than_a_short_one() -> None:
             tasks.append(len(asyncio.all_tasks()))
         assert stream._reading._generation is not None
         assert stream._reading._generation.opens > 100
-        assert stream._reading._generation._events.empty()
+        assert stream._reading._generation._inbox._events.empty()
         assert abs(tasks[1] - tasks[0]) <= 2
         w.come_back()
         assert await reading == WORDS

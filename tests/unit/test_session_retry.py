@@ -36,6 +36,7 @@ from draftwire.testing.table import TableModel
 from draftwire.types import ClientFrame, FinishReason, Open, ServerFrame, StopRules, Verdict
 from edge_client.drafters.table import TableDrafter
 from edge_client.plan import FixedController, Plan
+from edge_client.request import Request
 from edge_client.retry import RetryPolicy
 from edge_client.session import Generation, Session
 
@@ -195,7 +196,7 @@ def session_with(verifier: Verifier, policy: RetryPolicy = POLICY) -> Session:
 
 def begin(session: Session, plan: Plan = Plan.waiting(3)) -> Generation:  # noqa: B008
     stop = StopRules(max_tokens=len(TEXT))
-    return session.generate(PROMPT, FixedController(plan), stop=stop)
+    return session.generate(PROMPT, FixedController(plan), Request(stop=stop))
 
 
 async def read(generation: Generation, then: Callable[[int], object] | None = None) -> list[int]:
