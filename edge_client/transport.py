@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from draftwire import codec
-from draftwire.addresses import UNIX, split_address
+from draftwire.addresses import UNIX, split_address, stays_here
 from draftwire.credentials import Credentials, tls_failure
 from draftwire.errors import (
     DraftwireError,
@@ -117,6 +117,8 @@ class GrpcTransport:
         self.address = address
         self._credentials = credentials or Credentials()
         self._secure = self._credentials.secures(address)
+        # gRPC would take even loopback to the environment's HTTP proxy, and plaintext with it.
+        self._options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] * stays_here(address))]
         self._headers = (("draftwire-client", secrets.token_hex(8)), *self._credentials.metadata)
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -129,10 +131,10 @@ class GrpcTransport:
             if self._secure:
                 files = self._credentials.files()
                 self._channel = grpc.aio.secure_channel(
-                    self.address, grpc.ssl_channel_credentials(*files), options=_OPTIONS
+                    self.address, grpc.ssl_channel_credentials(*files), options=self._options
                 )
             else:
-                self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+                self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
         return rpc.VerifierStub(self._channel)
 
     async def describe(self) -> ModelCard:

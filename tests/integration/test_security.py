@@ -329,6 +329,22 @@ def test_what_leaves_the_machine_is_encrypted_unless_it_was_asked_not_to_be() ->
         assert not Credentials(api_key="k", insecure=True).secures(elsewhere)
 
 
+@on_a_loop
+async def test_what_stays_on_the_machine_goes_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.read(4096))
+        writer.close()
+
+    async with serving() as verifier, await asyncio.start_server(proxy, "127.0.0.1", 0) as listens:
+        host, port = listens.sockets[0].getsockname()
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://{host}:{port}")
+        assert len(await text_of(verifier.address, Credentials())) == 20
+    assert came == []
+
+
 def test_credentials_that_contradict_each_other_are_refused() -> None:
     for wrong in ({"certificate": "a"}, {"key": "a"}, {"ca": "a", "insecure": True}):
         with pytest.raises(InvalidRequest):
