@@ -215,6 +215,7 @@ class Engine:
             )
             self._end(fenced, later)
         stream.session = session
+        session.allowance.withheld = not stream.may_waste
         self.idle.pop(session.id, None)
         self.active[session.id] = session
         session.queued_at = session.waiting_since = session.told_at = at
