@@ -32,6 +32,10 @@ from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
 
 _SEND_FAILED = "Internal error from Core"
+# How long a verifier may say nothing though its network answers, as one that hangs does. The first
+# frame comes between two passes, others may have a long prompt before them.
+_FIRST_WITHIN_S = 60.0
+_NEXT_WITHIN_S = 300.0
 _STATUS_POLLS = 100
 _STATUS_POLL_S = 0.01
 
@@ -211,6 +215,7 @@ class _GrpcLink:
         # Unlike `call.read()`, it still gives what came before the end when a frame could not be
         # sent because of it.
         self._messages = aiter(call)
+        self._within_s = _FIRST_WITHIN_S
         self._ending: grpc.aio.AioRpcError | None = None
         call.add_done_callback(self._note_ending)
 
@@ -238,7 +243,10 @@ class _GrpcLink:
 
     async def receive(self) -> ServerFrame:
         try:
-            message = await anext(self._messages)
+            async with asyncio.timeout(self._within_s):
+                message = await anext(self._messages)
+        except TimeoutError:
+            raise LinkLost(f"the verifier has said nothing for {self._within_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise await self._reason(error) from error.with_traceback(None)
         except StopAsyncIteration:
@@ -247,6 +255,7 @@ class _GrpcLink:
             if _being_cancelled():
                 raise
             raise LinkLost("the connection was closed") from None
+        self._within_s = _NEXT_WITHIN_S
         frame = codec.decode_server(message)
         if isinstance(frame, Verdict):
             self._count.verdicts_down += message.ByteSize()
