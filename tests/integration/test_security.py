@@ -252,10 +252,18 @@ async def test_mutual_tls_admits_whom_the_authority_signed(pki: Path, others: Pa
 
 
 @on_a_loop
+@pytest.mark.parametrize("field", ["CN", "O"])  # a certificate need not have a name
 async def test_a_session_belongs_to_the_certificate_that_opened_it(
-    pki: Path, tmp_path: Path
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     shutil.copytree(pki, tmp_path, dirs_exist_ok=True)
+    openssl = certificates._openssl
+
+    def with_field(*arguments: str) -> None:
+        openssl(*(argument.replace("/CN=", f"/{field}=") for argument in arguments))
+
+    monkeypatch.setattr(certificates, "_openssl", with_field)
+    certificates.make(tmp_path, HERE, client="device", days=2)
     certificates.make(tmp_path, HERE, client="other", days=2)
     other = device(tmp_path, certificate=tmp_path / "other.pem", key=tmp_path / "other.key")
     async with serving(tls=tls(tmp_path, mutual=True)) as verifier:
