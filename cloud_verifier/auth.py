@@ -65,7 +65,7 @@ def parse(lines: Iterable[str]) -> list[Key]:
             keys.append(key := _key(json.loads(line)))
             alike = quotas.setdefault(key.name, key.quota) == key.quota
             _check(alike, f"an earlier key of {key.name} has other quotas, but they share one")
-        except (InvalidRequest, ValueError) as error:
+        except (InvalidRequest, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(
                 f"line {number} of the keys file: {error}",
                 remedy="make lines with draftwire-verifier keys new NAME",

@@ -105,6 +105,11 @@ class Channel:
         self._account.used(tokens, wasted, now)
         session.allowance.withheld = not self._account.may_waste(now)
 
+    @property
+    def may_waste(self) -> bool:
+        """Whether drafts are still to be judged for the key."""
+        return self._account is None or self._account.may_waste(self._clock())
+
     def check_quota(self) -> None:
         """Raise `QuotaExceeded` if the key has no tokens left for now."""
         if self._account is not None:

@@ -215,6 +215,7 @@ class Engine:
             )
             self._end(fenced, later)
         stream.session = session
+        session.allowance.withheld = not stream.may_waste
         self.idle.pop(session.id, None)
         self.active[session.id] = session
         session.queued_at = session.waiting_since = session.told_at = at
@@ -286,9 +287,11 @@ class Engine:
             return self.target.verify([share.row for share in shares])
         except Exception as error:  # a fault in one pass must not stop the engine
             logger.exception("a pass of %d sessions failed", len(shares))
+            # Its words may tell one session of another's tokens.
+            told = f"the pass failed ({type(error).__name__}); the verifier's log has a trace"
             for share in shares:
                 if share.session.stream is not None:
-                    self._fail(share.session.stream, InternalError(f"the pass failed: {error}"))
+                    self._fail(share.session.stream, InternalError(told))
             return []
 
     def _commit(

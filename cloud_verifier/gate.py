@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -43,8 +44,11 @@ class Gate:
             sent = next((value for name, value in metadata if name == "authorization"), "")
             key = self._keys.admit(sent if isinstance(sent, str) else "")
             return Caller(f"key {key.name}", self._keys.account(key), key)
-        names = [name.decode() for name in peer.get("x509_common_name", ())]
-        return Caller(f"certificate {names[0]}" if names else "")
+        for name in filter(None, peer.get("x509_common_name", ())):
+            return Caller(f"certificate {name.decode(errors='backslashreplace')}")
+        for certificate in peer.get("x509_pem_cert", ()):  # no name: it is its own only
+            return Caller(f"unnamed certificate {hashlib.sha256(certificate).hexdigest()}")
+        return Caller()
 
     def recheck(self, caller: Caller) -> None:
         """Raise `Unauthenticated` if a caller would not be admitted any more."""

@@ -13,6 +13,9 @@ from draftwire.errors import InvalidRequest, QuotaExceeded
 OPENS_WITH_S = 5.0
 """A generation opens when at least as many tokens are there as come in that many seconds."""
 
+MOST = 10**12
+"""The greatest bound: what is counted by it stays exact."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
@@ -20,7 +23,7 @@ class Quota:
 
     `sessions` are generations at once. `tokens_per_minute` counts prompt tokens that were not
     cached and tokens committed, `wasted_drafts_per_minute` drafts judged and not accepted.
-    Raises `InvalidRequest` for a bound that is no whole number ≥ 0.
+    Raises `InvalidRequest` for a bound that is no whole number from 0 to `MOST`.
     """
 
     sessions: int = 0
@@ -30,9 +33,10 @@ class Quota:
     def __post_init__(self) -> None:
         for name in ("sessions", "tokens_per_minute", "wasted_drafts_per_minute"):
             value = getattr(self, name)
-            if type(value) is not int or value < 0:
+            if type(value) is not int or not 0 <= value <= MOST:
                 raise InvalidRequest(
-                    f"{name} is {value!r}", remedy="give a whole number from 0 on; 0 is no bound"
+                    f"{name} is {value!r}",
+                    remedy="give a whole number from 0 to 10 ** 12; 0 is no bound",
                 )
 
 

@@ -65,6 +65,7 @@ class VerifierService:
         self._compute = compute or self._in_thread
         self._inbox: list[Arrival] = []
         self._channels: dict[Stream, Channel] = {}
+        self._left: dict[Stream, Channel] = {}  # ended, but the engine has not heard of it yet
         self._unopened: dict[Channel, asyncio.TimerHandle] = {}  # longest waiting first
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -105,7 +106,7 @@ class VerifierService:
             reader.cancel()
             self._came(channel)
             channel.close()
-            del self._channels[stream]
+            self._left[stream] = self._channels.pop(stream)
             self._arrive(stream, Detached())
 
     async def run(self) -> None:
@@ -119,6 +120,8 @@ class VerifierService:
                 for arrival in arrivals:
                     if channel := self._channels.get(arrival.stream):
                         channel.taken()
+                    elif isinstance(arrival.frame, Detached):
+                        self._left.pop(arrival.stream, None)
                 departures = await self._compute(self.engine.step, arrivals)
                 for stream, item in departures:
                     self._tell(stream, item)
@@ -170,6 +173,7 @@ class VerifierService:
                 self._came(channel)
                 await channel.turn()
                 channel.admit(frame)
+                stream.may_waste = channel.may_waste
                 if isinstance(frame, Open) and frame.grammar is not None:
                     await self._compile(frame, frame.grammar)
                 self._arrive(stream, frame)
@@ -231,6 +235,9 @@ class VerifierService:
 
     def _tell(self, stream: Stream, item: ServerFrame | DraftwireError) -> None:
         if (channel := self._channels.get(stream)) is None:
+            # A pass that ran while its stream was cut is paid for like any other.
+            if (left := self._left.get(stream)) and not isinstance(item, DraftwireError):
+                left.charge(item, stream.session)
             return
         if isinstance(item, DraftwireError):
             channel.engines = item

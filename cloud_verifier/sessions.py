@@ -52,9 +52,13 @@ _NO_HINT = Hint()
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A client's stream as the engine knows it. `owner` names the key that opened it."""
+    """A client's stream as the engine knows it. `owner` names the key that opened it.
+
+    `may_waste`: whether the key has wasted drafts left when it opens.
+    """
 
     owner: str = ""
+    may_waste: bool = True
     session: Session | None = None
     closed: bool = False
 

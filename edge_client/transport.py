@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from draftwire import codec
-from draftwire.addresses import UNIX, split_address
+from draftwire.addresses import UNIX, split_address, stays_here
 from draftwire.credentials import Credentials, tls_failure
 from draftwire.errors import (
     DraftwireError,
@@ -32,6 +32,10 @@ from draftwire.v1 import verifier_pb2 as pb
 from draftwire.v1 import verifier_pb2_grpc as rpc
 
 _SEND_FAILED = "Internal error from Core"
+# How long a verifier may say nothing though its network answers, as one that hangs does. The first
+# frame comes between two passes, others may have a long prompt before them.
+_FIRST_WITHIN_S = 60.0
+_NEXT_WITHIN_S = 300.0
 _STATUS_POLLS = 100
 _STATUS_POLL_S = 0.01
 
@@ -117,6 +121,8 @@ class GrpcTransport:
         self.address = address
         self._credentials = credentials or Credentials()
         self._secure = self._credentials.secures(address)
+        # gRPC would take even loopback to the environment's HTTP proxy, and plaintext with it.
+        self._options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] * stays_here(address))]
         self._headers = (("draftwire-client", secrets.token_hex(8)), *self._credentials.metadata)
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -129,10 +135,10 @@ class GrpcTransport:
             if self._secure:
                 files = self._credentials.files()
                 self._channel = grpc.aio.secure_channel(
-                    self.address, grpc.ssl_channel_credentials(*files), options=_OPTIONS
+                    self.address, grpc.ssl_channel_credentials(*files), options=self._options
                 )
             else:
-                self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+                self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
         return rpc.VerifierStub(self._channel)
 
     async def describe(self) -> ModelCard:
@@ -209,6 +215,7 @@ class _GrpcLink:
         # Unlike `call.read()`, it still gives what came before the end when a frame could not be
         # sent because of it.
         self._messages = aiter(call)
+        self._within_s = _FIRST_WITHIN_S
         self._ending: grpc.aio.AioRpcError | None = None
         call.add_done_callback(self._note_ending)
 
@@ -236,7 +243,10 @@ class _GrpcLink:
 
     async def receive(self) -> ServerFrame:
         try:
-            message = await anext(self._messages)
+            async with asyncio.timeout(self._within_s):
+                message = await anext(self._messages)
+        except TimeoutError:
+            raise LinkLost(f"the verifier has said nothing for {self._within_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise await self._reason(error) from error.with_traceback(None)
         except StopAsyncIteration:
@@ -245,6 +255,7 @@ class _GrpcLink:
             if _being_cancelled():
                 raise
             raise LinkLost("the connection was closed") from None
+        self._within_s = _NEXT_WITHIN_S
         frame = codec.decode_server(message)
         if isinstance(frame, Verdict):
             self._count.verdicts_down += message.ByteSize()

@@ -7,15 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc.aio
 import pytest
 from table_client import MODEL, Words, on_a_loop
 
 from cloud_verifier.engine import Engine, EngineConfig
 from cloud_verifier.server import VerifierServer
 from cloud_verifier.table_target import TableTarget
+from draftwire import codec
 from draftwire.errors import Draining, InvalidRequest, LinkLost, ServerFull
-from draftwire.types import ModelCard, ServingLimits
+from draftwire.types import ModelCard, Opened, ServingLimits
+from draftwire.v1 import verifier_pb2_grpc as rpc
 from edge_client import AsyncEdgeClient, RetryPolicy
+from edge_client import transport as transport_module
 from edge_client.drafters.table import TableDrafter
 from edge_client.failover import FailoverTransport, transport_to
 from edge_client.transport import GrpcTransport, Transport
@@ -55,6 +59,45 @@ async def test_a_text_goes_on_at_the_next_verifier() -> None:
                 await first.stop()
         assert text == MODEL.generate(PROMPT, 400)
         assert second.engine.idle
+
+
+class Hung(rpc.VerifierServicer):
+    """Says nothing, or nothing but `opened`, while gRPC answers pings."""
+
+    def __init__(self, *, opens: bool) -> None:
+        self._opens = opens
+
+    async def DescribeModel(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
+        return codec.encode_card(TableTarget(MODEL).card)
+
+    async def Decode(  # noqa: N802
+        self,
+        request_iterator: Any,  # noqa: ARG002
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[Any]:
+        if self._opens:
+            card = TableTarget(MODEL).card
+            opened = Opened(target=card.target, limits=card.limits, length=len(PROMPT))
+            yield codec.encode_server(opened)
+        await asyncio.Event().wait()
+
+
+@on_a_loop
+@pytest.mark.parametrize("opens", [False, True])
+async def test_one_that_hangs_is_left_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, *, opens: bool
+) -> None:
+    monkeypatch.setattr(transport_module, "_FIRST_WITHIN_S", 0.3)
+    monkeypatch.setattr(transport_module, "_NEXT_WITHIN_S", 0.3)
+    hung = grpc.aio.server()
+    rpc.add_VerifierServicer_to_server(Hung(opens=opens), hung)
+    address = f"127.0.0.1:{hung.add_insecure_port('127.0.0.1:0')}"
+    await hung.start()
+    try:
+        async with verifier() as second, client(f"{address},{second.address}") as made:
+            assert await say(made) == MODEL.generate(PROMPT, 20)
+    finally:
+        await hung.stop(None)
 
 
 @on_a_loop

@@ -306,6 +306,17 @@ async def test_words_in_any_script_survive_the_wire() -> None:
 
 
 @on_a_loop
+@pytest.mark.parametrize("letter", ["m", "ü", "🦙"])
+async def test_a_refusal_of_something_long_keeps_its_code(letter: str) -> None:
+    async with serving() as server:
+        for _ in range(5):  # near its bound gRPC drops trailers at random
+            async with raw_link(server.address, opening(model=letter * 20_000)) as link:
+                with pytest.raises(ModelNotFound, match=letter) as caught:
+                    await link.receive()
+                assert "no model by name" in caught.value.remedy
+
+
+@on_a_loop
 async def test_a_frame_before_open_is_a_violation() -> None:
     frame = Draft(base=0, epoch=0, credit=1)
     async with serving() as server, raw_link(server.address, frame) as link:

@@ -252,10 +252,18 @@ async def test_mutual_tls_admits_whom_the_authority_signed(pki: Path, others: Pa
 
 
 @on_a_loop
+@pytest.mark.parametrize("field", ["CN", "O"])  # a certificate need not have a name
 async def test_a_session_belongs_to_the_certificate_that_opened_it(
-    pki: Path, tmp_path: Path
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     shutil.copytree(pki, tmp_path, dirs_exist_ok=True)
+    openssl = certificates._openssl
+
+    def with_field(*arguments: str) -> None:
+        openssl(*(argument.replace("/CN=", f"/{field}=") for argument in arguments))
+
+    monkeypatch.setattr(certificates, "_openssl", with_field)
+    certificates.make(tmp_path, HERE, client="device", days=2)
     certificates.make(tmp_path, HERE, client="other", days=2)
     other = device(tmp_path, certificate=tmp_path / "other.pem", key=tmp_path / "other.key")
     async with serving(tls=tls(tmp_path, mutual=True)) as verifier:
@@ -327,6 +335,22 @@ def test_what_leaves_the_machine_is_encrypted_unless_it_was_asked_not_to_be() ->
     for elsewhere in ("gpu.example.net:7433", "192.0.2.1:7433", "[2001:db8::1]:7433"):
         assert Credentials(api_key="k").secures(elsewhere)
         assert not Credentials(api_key="k", insecure=True).secures(elsewhere)
+
+
+@on_a_loop
+async def test_what_stays_on_the_machine_goes_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.read(4096))
+        writer.close()
+
+    async with serving() as verifier, await asyncio.start_server(proxy, "127.0.0.1", 0) as listens:
+        host, port = listens.sockets[0].getsockname()
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://{host}:{port}")
+        assert len(await text_of(verifier.address, Credentials())) == 20
+    assert came == []
 
 
 def test_credentials_that_contradict_each_other_are_refused() -> None:

@@ -134,6 +134,8 @@ def test_a_file_that_is_broken_later_changes_nothing(
         ({"sessions": -1}, "sessions is -1"),
         ({"sessions": True}, "sessions is True"),
         ({"tokens_per_minute": 1.5}, "tokens_per_minute is 1.5"),
+        ({"tokens_per_minute": 10**400}, "tokens_per_minute is 10"),
+        ({"expires": "0001-01-01T00:00:00+14:00"}, "out of range"),
         ({"session": 3}, "session is not known"),
     ],
 )
@@ -150,7 +152,7 @@ def test_keys_of_one_name_with_different_quotas_are_refused() -> None:
         parse([LINE, with_(new_key("phone-7")[1], sessions=1)])
 
 
-@pytest.mark.parametrize("line", ["[]", "{", "null", "dw_phone-7_0"])
+@pytest.mark.parametrize("line", ["[]", "{", "null", "dw_phone-7_0", "[" * 100_000])
 def test_a_line_that_is_no_object_is_refused(line: str) -> None:
     with pytest.raises(InvalidRequest, match="line 1"):
         parse([line])

@@ -219,7 +219,8 @@ def test_a_failing_pass_ends_the_streams_it_was_for_and_no_others() -> None:
     error = verifier.last(hit)
     assert isinstance(error, InternalError)
     assert error.session_id == opening(1).session_id.hex()
-    assert "out of memory" in error.message
+    assert "RuntimeError" in error.message
+    assert "out of memory" not in error.message  # it may speak of another session
     assert verifier.text(other) == MODEL.generate(PROMPT, 6)
     verifier.check_books()
 

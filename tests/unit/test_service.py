@@ -503,6 +503,41 @@ async def test_beyond_its_wasted_drafts_a_keys_drafts_are_not_judged() -> None:
 
 
 @on_virtual_time
+async def test_a_pass_whose_stream_is_cut_meanwhile_is_charged() -> None:
+    async with serving() as world:
+        now = asyncio.get_running_loop().time
+        account = Account(Quota(wasted_drafts_per_minute=5), now())
+        client = Client(world, opening(), account=account)
+        assert isinstance(await client.read(), Opened)
+        right = MODEL.generate(PROMPT, 1)[0]
+        world.may_go_on.clear()
+        client.send(Draft(base=len(PROMPT), epoch=0, tokens=((right + 1) % 50,) * 10))
+        await world.settle()
+        await client.leave()
+        world.may_go_on.set()
+        await world.settle()
+        [session] = world.engine.idle.values()
+        assert session.tokens == [*PROMPT, right]
+        assert not account.may_waste(now())
+        assert not world.service._left
+
+
+@on_virtual_time
+async def test_beyond_its_wasted_drafts_a_key_gets_none_judged_by_a_new_session() -> None:
+    async with serving() as world:
+        now = asyncio.get_running_loop().time
+        account = Account(Quota(wasted_drafts_per_minute=1), now())
+        account.used(0, 10, now())
+        drafts = Draft(base=len(PROMPT), epoch=0, credit=1, tokens=(1, 2, 3))
+        client = Client(world, opening(), drafts, account=account)
+        assert isinstance(await client.read(), Opened)
+        assert isinstance(await client.read(), Verdict)
+        [session] = world.engine.active.values()
+        assert session.drafted == 0
+        await client.leave()
+
+
+@on_virtual_time
 async def test_rule_24_idle_sessions_expire_though_nothing_happens() -> None:
     async with serving(session_ttl_s=60.0) as world:
         await asyncio.sleep(1000)
