@@ -1,7 +1,8 @@
 """How the verifier's log looks. For the command only: a library leaves logging as it is.
 
 Records say which session they are about in `session` (hexadecimal) and name errors in `code`, both
-given as `extra`. No record holds text or token ids.
+given as `extra`. No record holds text or token ids; an exception's own words might, and are told
+above no level but "debug".
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
+
+from draftwire.errors import DraftwireError
 
 _FIELDS = ("session", "code")
 
@@ -25,7 +30,15 @@ Nothing follows from it for whoever serves: what can't be honoured is refused wi
 """
 
 
-class TextFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """The trace, outermost exception last; without the words of those that aren't ours."""
+        if logging.getLogger().isEnabledFor(logging.DEBUG):
+            return super().formatException(ei)
+        return "\n".join(reversed(list(_traces(ei[1]))))
+
+
+class TextFormatter(_Formatter):
     """A line for people; session and code at its end."""
 
     def __init__(self) -> None:
@@ -37,7 +50,7 @@ class TextFormatter(logging.Formatter):
         return " ".join([line, *(f"{name}={value}" for name, value in _fields(record).items())])
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object a line: time (UTC), level, logger, message; session, code and error."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -75,6 +88,14 @@ def leave_out_chatter() -> None:
 def _matters(record: logging.LogRecord) -> bool:
     chatter = str(record.msg).startswith(_CHATTER[record.name])
     return not chatter or logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
+def _traces(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        words = f": {error}" if isinstance(error, DraftwireError) else ""
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        yield f"Traceback (most recent call last):\n{frames}{type(error).__qualname__}{words}"
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
