@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from draftwire.errors import DraftwireError, MissingDependency, Unavailable
+from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.interrupts import QuietInterrupt
 from draftwire.printable import printable
 from edge_client.arguments import build_parser, client_options, sampling_options
 
 if TYPE_CHECKING:
-    from edge_client.sync import EdgeClient, Stream
+    from edge_client.sync import EdgeClient
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +89,9 @@ def _generate(arguments: argparse.Namespace) -> int:
             stream.read()
             print(json.dumps(as_json(stream.summary), ensure_ascii=False))
         else:
-            _print(stream)
+            from edge_client.commands.answer import show_answer
+
+            show_answer(stream)
     return 0
 
 
@@ -103,20 +105,9 @@ def _prompt(arguments: argparse.Namespace) -> str:
 
 def _chat(arguments: argparse.Namespace) -> int:
     with _client(arguments) as client:
-        chat = client.chat(arguments.system)
-        while (line := _ask()) is not None:
-            if not line.strip():
-                continue
-            try:
-                with chat.send(line, **sampling_options(arguments)) as stream:
-                    _print(stream)
-            except KeyboardInterrupt:
-                print("\n(stopped)", file=sys.stderr)
-            except Unavailable as error:
-                if not sys.stdin.isatty():
-                    raise
-                print(printable(f"draftwire: {error.code}: {error}"), file=sys.stderr)
-    return 0
+        from edge_client.commands.chat import run
+
+        return run(client, arguments)
 
 
 def _endpoint(arguments: argparse.Namespace) -> int:
@@ -222,38 +213,8 @@ def _by_verifier(*command: str) -> int:
     return subprocess.run([*module, *command], check=False).returncode  # noqa: S603 (ours)
 
 
-def _ask() -> str | None:
-    """A line from the user; None at the end."""
-    try:
-        line = input("› " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        print(file=sys.stderr)
-        return None
-    return None if line.strip() == "/quit" else line
-
-
 def _client(arguments: argparse.Namespace) -> EdgeClient:
     with QuietInterrupt():
         from edge_client.sync import EdgeClient
 
     return EdgeClient.from_model(**client_options(arguments))
-
-
-def _print(stream: Stream) -> None:
-    """Stream the text to stdout and the closing line to stderr."""
-    from rich.console import Console
-
-    from edge_client.console import closing_line, remark
-    from edge_client.screen import Screen
-
-    console = Console()
-    screen = Screen(console)
-    try:
-        for delta in stream:
-            screen.show(delta)
-    except DraftwireError:
-        if console.is_terminal and stream.shown.text:
-            print(flush=True)  # what is said of it begins a line
-        raise
-    print(flush=True)
-    remark(Console(stderr=True), closing_line(stream.summary))
