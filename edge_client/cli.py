@@ -21,6 +21,9 @@ from edge_client.arguments import build_parser, client_options, sampling_options
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient
 
+_LAST_WORDS_S = 5.0
+"""How long a command that runs in a process of its own may take to end after Ctrl-C."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
@@ -210,7 +213,18 @@ def _by_verifier(*command: str) -> int:
     import subprocess
 
     module = [sys.executable, "-m", "cloud_verifier"]
-    return subprocess.run([*module, *command], check=False).returncode  # noqa: S603 (ours)
+    process = subprocess.Popen([*module, *command])  # noqa: S603 (ours)
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:  # the terminal has told it, too: it may have something to say yet
+        try:
+            status = process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            raise KeyboardInterrupt from None
+    finally:
+        process.kill()
+        process.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _client(arguments: argparse.Namespace) -> EdgeClient:
