@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cloud_verifier.gguf_conversion import cache_directory, without_progress_bars
 from cloud_verifier.loading import load_tokenizer
 from cloud_verifier.model_source import locate
-from cloud_verifier.onnx_check import Agreement, compare
+from cloud_verifier.onnx_check import PROMPTS, Agreement, compare
 from cloud_verifier.onnx_graph import WEIGHTS, write_graph
 from cloud_verifier.progress import Report, megabytes, step
 from cloud_verifier.rollback import check_rollback
@@ -95,22 +100,37 @@ def _write(source: Path, directory: Path, name: str, weights: str, report: Repor
     plain = directory / FILE
     with step(report, f"writing {name} as ONNX"):
         write_graph(model, plain, name=name)
-    with step(report, "comparing its tokens with the source's on 20 prompts"):
-        agreement = compare(plain, model, tokenizer, count=CHECKED_TOKENS)
+    agreement = _compared(plain, model, tokenizer, report, "comparing its tokens with the source's")
     report(f"float32: {_words(agreement)}")
     if not agreement.holds:
         raise ModelLoadFailed(f"the ONNX model of {name} does not write what its source does")
     if weights in _BITS:
         with step(report, f"reducing its weights to {weights}"):
             reduce_weights(plain, weights)
-        with step(report, "comparing again"):
-            agreement = compare(plain, model, tokenizer, count=CHECKED_TOKENS)
+        agreement = _compared(plain, model, tokenizer, report, "comparing again")
         report(f"{weights}: {_words(agreement)}")
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     report(f"{megabytes(sum(one.stat().st_size for one in directory.iterdir()))} in all")
+
+
+def _compared(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report,
+    doing: str,
+) -> Agreement:
+    number = 1
+
+    def at(prompt: int) -> None:
+        nonlocal number
+        number = prompt
+
+    with step(report, doing, reached=lambda: f"prompt {number} of {len(PROMPTS)}"):
+        return compare(path, model, tokenizer, count=CHECKED_TOKENS, at=at)
 
 
 def reduce_weights(path: Path, weights: str) -> None:

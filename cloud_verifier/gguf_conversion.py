@@ -162,7 +162,7 @@ def _write(path: Path, directory: Path, progress: Report) -> None:
             with step(
                 progress,
                 f"{doing}: writing {megabytes(size)}",
-                share=lambda: _size_bytes(directory) / size,
+                reached=lambda: f"{100 * _size_bytes(directory) / size:.0f} %",
             ):
                 plain.save_pretrained(directory)
             tokenizer.save_pretrained(directory)

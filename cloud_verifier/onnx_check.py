@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,16 +55,22 @@ class Agreement:
 
 
 def compare(
-    path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, count: int
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    at: Callable[[int], object],
 ) -> Agreement:
     """Have the ONNX file write `count` tokens after each prompt, and ask `model` of every one.
 
     A text is the source's own if each token is its likeliest after those before: one forward over
-    prompt and text says that of all of them.
+    prompt and text says that of all of them. `at` is told which prompt it is at, from 1 on.
     """
     written = _OnnxText(path)
     same = ties = 0
-    for text in PROMPTS:
+    for number, text in enumerate(PROMPTS, 1):
+        at(number)
         prompt = tokenizer(text)["input_ids"]
         tokens = written.after(prompt, count)
         with torch.inference_mode():

@@ -19,13 +19,13 @@ def step(
     report: Report,
     message: str,
     *,
-    share: Callable[[], float] | None = None,
+    reached: Callable[[], str] | None = None,
     every_s: float = EVERY_S,
 ) -> Iterator[None]:
     """Report `message` now, and every `every_s` seconds that it still goes on.
 
-    `share` says how much of it is done, 0 to 1. `report` is called from a thread of its own
-    meanwhile.
+    `reached` says how far it has come, in words; it and `report` are called from a thread of its
+    own meanwhile.
     """
     report(message)
     started = time.monotonic()
@@ -33,8 +33,8 @@ def step(
 
     def remind() -> None:
         while not done.wait(every_s):
-            percent = f"{100 * share():.0f} %, " if share is not None else ""
-            report(f"{message}: {percent}{time.monotonic() - started:.0f} s so far")
+            words = f"{reached()}, " if reached is not None else ""
+            report(f"{message}: {words}{time.monotonic() - started:.0f} s so far")
 
     thread = threading.Thread(target=remind, name="draftwire-progress", daemon=True)
     thread.start()

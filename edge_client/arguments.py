@@ -82,8 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser(
         "chat",
         help="talk, turn by turn",
-        description="Talk in turns; each sends only what is new. Ctrl-C stops an answer, "
-        "Ctrl-D or /quit ends.",
+        description="Talk in turns; each sends only what is new. Ctrl-C stops an answer, or drops "
+        "the line that is being typed; Ctrl-D, /quit or Ctrl-C twice at an empty prompt ends. "
+        "Where stdout is no terminal the prompt is on stderr.",
         formatter_class=HelpFormatter,
     )
     chat.add_argument("--system", metavar="TEXT", help="system message")

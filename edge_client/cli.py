@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from draftwire.errors import DraftwireError, MissingDependency, Unavailable
+from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.interrupts import QuietInterrupt
 from draftwire.printable import printable
 from edge_client.arguments import build_parser, client_options, sampling_options
 
 if TYPE_CHECKING:
-    from edge_client.sync import EdgeClient, Stream
+    from edge_client.sync import EdgeClient
+
+_LAST_WORDS_S = 5.0
+"""How long a command that runs in a process of its own may take to end after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +92,9 @@ def _generate(arguments: argparse.Namespace) -> int:
             stream.read()
             print(json.dumps(as_json(stream.summary), ensure_ascii=False))
         else:
-            _print(stream)
+            from edge_client.commands.answer import show_answer
+
+            show_answer(stream)
     return 0
 
 
@@ -103,20 +108,9 @@ def _prompt(arguments: argparse.Namespace) -> str:
 
 def _chat(arguments: argparse.Namespace) -> int:
     with _client(arguments) as client:
-        chat = client.chat(arguments.system)
-        while (line := _ask()) is not None:
-            if not line.strip():
-                continue
-            try:
-                with chat.send(line, **sampling_options(arguments)) as stream:
-                    _print(stream)
-            except KeyboardInterrupt:
-                print("\n(stopped)", file=sys.stderr)
-            except Unavailable as error:
-                if not sys.stdin.isatty():
-                    raise
-                print(printable(f"draftwire: {error.code}: {error}"), file=sys.stderr)
-    return 0
+        from edge_client.commands.chat import run
+
+        return run(client, arguments)
 
 
 def _endpoint(arguments: argparse.Namespace) -> int:
@@ -219,17 +213,18 @@ def _by_verifier(*command: str) -> int:
     import subprocess
 
     module = [sys.executable, "-m", "cloud_verifier"]
-    return subprocess.run([*module, *command], check=False).returncode  # noqa: S603 (ours)
-
-
-def _ask() -> str | None:
-    """A line from the user; None at the end."""
+    process = subprocess.Popen([*module, *command])  # noqa: S603 (ours)
     try:
-        line = input("› " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        print(file=sys.stderr)
-        return None
-    return None if line.strip() == "/quit" else line
+        status = process.wait()
+    except KeyboardInterrupt:  # the terminal has told it, too: it may have something to say yet
+        try:
+            status = process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            raise KeyboardInterrupt from None
+    finally:
+        process.kill()
+        process.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _client(arguments: argparse.Namespace) -> EdgeClient:
@@ -237,23 +232,3 @@ def _client(arguments: argparse.Namespace) -> EdgeClient:
         from edge_client.sync import EdgeClient
 
     return EdgeClient.from_model(**client_options(arguments))
-
-
-def _print(stream: Stream) -> None:
-    """Stream the text to stdout and the closing line to stderr."""
-    from rich.console import Console
-
-    from edge_client.console import closing_line, remark
-    from edge_client.screen import Screen
-
-    console = Console()
-    screen = Screen(console)
-    try:
-        for delta in stream:
-            screen.show(delta)
-    except DraftwireError:
-        if console.is_terminal and stream.shown.text:
-            print(flush=True)  # what is said of it begins a line
-        raise
-    print(flush=True)
-    remark(Console(stderr=True), closing_line(stream.summary))

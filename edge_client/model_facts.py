@@ -27,7 +27,8 @@ class ModelFacts:
     """A model by its files, or by what a verifier says of it; None is what they don't say.
 
     `fingerprint` is hexadecimal, `context` in tokens, `size_bytes` of all its files. `chat` holds
-    the token ids of two conversations, None for each that the template refuses.
+    the token ids of two conversations, None for each that the template refuses. `title` is what a
+    GGUF file calls the model in its metadata.
     """
 
     source: str
@@ -36,6 +37,8 @@ class ModelFacts:
     vocabulary_size: int
     fingerprint: str
     context: int | None = None
+    title: str | None = None
+    parameters: int | None = None
     quantization: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     size_bytes: int | None = None
@@ -64,9 +67,11 @@ def facts_of(path: str | Path) -> ModelFacts:
             files = [*model.path.parent.glob(f"{model.path.name}*")]
             kind, quantization = "ONNX", model.metadata.get("draftwire.weights")
             providers, template = model.providers, model.tokenizer.chat_template is not None
+            title = parameters = None
         else:
             assert isinstance(model, LlamaModel)  # noqa: S101 (there are two kinds)
-            files, kind, quantization = [model.path], "GGUF", model.description
+            files, kind, quantization = [model.path], "GGUF", model.quantization
+            title, parameters = model.metadata("general.name"), model.parameters
             providers, template = (), model.metadata("tokenizer.chat_template") is not None
         return ModelFacts(
             source=str(path),
@@ -74,6 +79,8 @@ def facts_of(path: str | Path) -> ModelFacts:
             name=model.name,
             vocabulary_size=model.vocabulary_size,
             context=model.trained_context,
+            title=title,
+            parameters=parameters,
             quantization=quantization,
             size_bytes=sum(file.stat().st_size for file in files),
             providers=providers,

@@ -11,11 +11,9 @@ TRAINED_CONTEXT = 40
 WIDTH = 32
 
 
-def write_attention_model(
-    path: Path, *, name: str = "tiny llama", chat_template: str | None = None
-) -> Path:
+def write_attention_model(path: Path, *, chat_template: str | None = None) -> Path:
     """A Llama of one layer, trained for `TRAINED_CONTEXT` tokens."""
-    writer = _writer(path, "llama", name)
+    writer = _writer(path, "llama", "tiny llama")
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     writer.add_feed_forward_length(2 * WIDTH)
@@ -33,10 +31,10 @@ def write_attention_model(
     return _finish(writer, path)
 
 
-def write_recurrent_model(path: Path, *, name: str = "tiny mamba") -> Path:
+def write_recurrent_model(path: Path) -> Path:
     """A Mamba of one layer: its state can't be rewound."""
     inner, state, rank, kernel = 2 * WIDTH, 16, 4, 4
-    writer = _writer(path, "mamba", name)
+    writer = _writer(path, "mamba", "tiny mamba")
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(1e-5)

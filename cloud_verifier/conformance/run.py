@@ -62,8 +62,10 @@ async def _check(checker: Checker, arguments: argparse.Namespace) -> None:
         if arguments.client:
             await _drive(checker, address, arguments)
         else:
+            enough = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
             print(f"judging clients on {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
-            await _watch(checker, arguments)
+            await _watch(checker, arguments, enough)
 
 
 async def _drive(checker: Checker, address: str, arguments: argparse.Namespace) -> None:
@@ -79,10 +81,8 @@ async def _drive(checker: Checker, address: str, arguments: argparse.Namespace) 
         await program.close()
 
 
-async def _watch(checker: Checker, arguments: argparse.Namespace) -> None:
+async def _watch(checker: Checker, arguments: argparse.Namespace, enough: asyncio.Event) -> None:
     """Wait for clients until every scenario is over, or there is enough of it."""
-    enough = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
     streams, told = -1, set[Case]()
     while not enough.is_set():
         for case in checker.cases:
@@ -96,7 +96,7 @@ async def _watch(checker: Checker, arguments: argparse.Namespace) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(enough.wait(), _QUIET_S)
     for case in checker.cases:
-        if case not in told:
+        if case not in told and case.streams:  # those that nobody came to, the summary counts
             _tell(case, arguments)
 
 

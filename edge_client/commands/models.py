@@ -119,11 +119,13 @@ async def _card_facts(address: str, arguments: argparse.Namespace) -> ModelFacts
 def _text(facts: ModelFacts) -> str:
     template = {True: "yes", False: "none", None: "not told"}[facts.chat_template]
     rows = {
+        "calls itself": facts.title if facts.title != facts.name else None,
         "kind": facts.kind,
         "vocabulary": f"{facts.vocabulary_size} tokens, fingerprint {facts.fingerprint}",
         "end tokens": ", ".join(map(str, facts.eos_token_ids)) or "none",
         "chat template": template,
         "weights": facts.quantization or "not told",
+        "parameters": f"{facts.parameters / 1e6:.1f} million" if facts.parameters else "",
         "size": f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "",
         "context": f"{facts.context} tokens" if facts.context else "not told",
         "runs on": ", ".join(facts.providers),

@@ -25,7 +25,9 @@ class LlamaModel(SharedModel):
         self._llama = llama()
         self._pointer = pointer
         self.path = path
-        self.name = self.metadata("general.name") or path.stem
+        # The file's own name: `general.name` is often what it was called in training.
+        self.name = path.stem
+        self.parameters = int(self._llama.llama_model_n_params(pointer))
         self.trained_context = int(self._llama.llama_model_n_ctx_train(pointer))
         vocabulary = self._llama.llama_model_get_vocab(pointer)
         self.vocabulary_size = int(self._llama.llama_vocab_n_tokens(vocabulary))
@@ -71,11 +73,12 @@ class LlamaModel(SharedModel):
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     @property
-    def description(self) -> str:
-        """Family, size and quantization, in llama.cpp's words."""
+    def quantization(self) -> str:
+        """What its weights are kept in, in llama.cpp's words."""
         buffer = ctypes.create_string_buffer(256)
         self._llama.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        # Family, size, weights; the size is guessed from the number of layers.
+        return buffer.value.decode("utf-8", "replace").split(" ", 2)[-1]
 
     @property
     def pointer(self) -> Any:
@@ -104,7 +107,7 @@ class LlamaModel(SharedModel):
             context.logits()
         except CannotRollBack as error:
             raise CannotRollBack(
-                f"{self.name} ({self.path}), a {self.metadata('general.architecture')} model, "
+                f"{self.path}, a {self.metadata('general.architecture')} model, "
                 "can't draft: its cache can't be rewound",
                 remedy=error.remedy,
             ) from None

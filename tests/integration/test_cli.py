@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -394,6 +397,83 @@ def test_chat_takes_its_turns_from_a_pipe_and_sends_only_what_is_new(address: st
     sent = [int(count) for count in re.findall(r"(\d+) B up", done.stderr)]
     assert len(sent) == 2
     assert sent[1] < sent[0] / 2
+
+
+class Keyboard:
+    """A process whose stdin and stderr, and stdout if `stdout` is None, are a terminal."""
+
+    def __init__(self, command: Sequence[str], stdout: int | None = None) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env=os.environ | {"TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def until(self, text: str) -> str:
+        """What is written up to `text`, which must come."""
+        written = b""
+        while not written.endswith(text.encode()):
+            assert select.select([self.ours], [], [], WITHIN_S)[0], written
+            written += os.read(self.ours, 1)
+        return written.decode()
+
+    def press(self, keys: str) -> None:
+        os.write(self.ours, keys.encode())
+
+    def ended(self) -> int:
+        """The exit status."""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while os.read(self.ours, 4096):
+                pass
+        status = self.process.wait(WITHIN_S)
+        os.close(self.ours)
+        return status
+
+
+CHAT = [*DEVICE, "chat", "--threads", "1", "--verifier", "127.0.0.1:1"]
+HINT = "(Ctrl-D or /quit ends)\r\n"
+
+
+@pytest.mark.models
+def test_ctrl_c_drops_the_line_and_ends_the_chat_at_the_second_empty_one() -> None:
+    user = Keyboard(CHAT)
+    user.until("› ")
+    for keys in ("half a question", "another", "\n"):  # none of them is an empty prompt's second
+        user.press(keys)
+        user.until("› " if keys == "\n" else keys)
+        user.press("\x03")
+        user.until(HINT)
+        user.until("› ")
+    user.press("\x03")
+    assert user.ended() == 130
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("keys", ["\x04", "/quit\n"], ids=["Ctrl-D", "/quit"])
+def test_a_chat_that_is_ended_is_done(keys: str) -> None:
+    user = Keyboard(CHAT)
+    user.until("› ")
+    user.press("\x03")
+    user.until(HINT)
+    user.until("› ")
+    user.press(keys)
+    assert user.ended() == 0
+
+
+@pytest.mark.models
+def test_a_chats_prompt_is_none_of_its_output(tmp_path: Path) -> None:
+    with (tmp_path / "answers").open("w") as file:
+        user = Keyboard(CHAT, stdout=file.fileno())
+        user.until("› ")
+        user.press("/quit\n")
+        assert user.ended() == 0
+    assert (tmp_path / "answers").read_text() == ""
 
 
 # ------------------------------------------------------------------ the demo

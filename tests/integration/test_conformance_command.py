@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,17 @@ def test_a_client_may_come_by_itself() -> None:
     assert checker.returncode == 0
     answer: dict[str, Any] = json.loads(client.stdout)
     assert len(answer["tokens"]) == task["max_tokens"]
+
+
+def test_scenarios_that_nobody_came_to_are_only_counted() -> None:
+    pipe = subprocess.PIPE
+    checker = subprocess.Popen(CHECKER, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    assert checker.stderr is not None
+    checker.stderr.readline()
+    os.killpg(checker.pid, signal.SIGINT)  # as a terminal does at Ctrl-C
+    out, _ = checker.communicate(timeout=60)
+    assert out == f"{len(SCENARIOS)} scenarios: {len(SCENARIOS)} not run\n"
+    assert checker.returncode == 1
 
 
 @pytest.mark.slow

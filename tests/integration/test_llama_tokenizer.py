@@ -124,8 +124,8 @@ def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
 
 
 def test_a_model_without_template_refuses_chat_and_adds_its_beginning(tmp_path: Path) -> None:
-    model = LlamaModel.load(tiny_gguf.write_attention_model(tmp_path / "t.gguf", name="Plain 1"))
-    with pytest.raises(InvalidRequest, match="Plain 1 has no chat template"):
+    model = LlamaModel.load(tiny_gguf.write_attention_model(tmp_path / "plain.gguf"))
+    with pytest.raises(InvalidRequest, match="plain has no chat template"):
         model.tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert model.tokenizer.encode("hey") == [257, 256, ord("y")]
     assert model.tokenizer.eos_token_ids == {257}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tiny_gguf
+from gguf import GGUFReader
 
 from draftwire.testing.demo import demo_model_path
 from edge_client.cli import main
@@ -39,16 +41,27 @@ def test_inspect_tells_what_the_file_says(tiny: str, capsys: pytest.CaptureFixtu
     assert facts["context"] == tiny_gguf.TRAINED_CONTEXT
     assert facts["eos_token_ids"] == [257]
     assert facts["size_bytes"] == Path(tiny).stat().st_size
-    assert "F32" in facts["quantization"]
+    assert facts["quantization"].endswith("all F32")
+    assert facts["parameters"] == sum(one.data.size for one in GGUFReader(tiny).tensors)
     assert main(["models", "inspect", tiny]) == 0
-    assert facts["fingerprint"] in capsys.readouterr().out
+    name, *rows = capsys.readouterr().out.splitlines()
+    assert name == "tiny"  # as the file is called
+    assert rows[0].split("  ") == ["", "calls itself", "tiny llama"]
+    assert any(facts["fingerprint"] in row for row in rows)
+
+
+def test_the_demo_model_goes_by_the_name_it_is_known_by(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "inspect", str(demo_model_path())]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("SmolLM2-135M-Instruct.Q4_1\n")
+    assert re.search(r"weights +Q4_1\n +parameters +134\.5 million\n", said)
 
 
 def test_fit_says_it_in_words_and_in_its_exit_status(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "fit", tiny, tiny]) == 0
-    assert "tiny llama fits tiny llama" in capsys.readouterr().out
+    assert "tiny fits tiny" in capsys.readouterr().out
     other = tiny_gguf.write_attention_model(tmp_path / "o.gguf", chat_template="{{ eos_token }}")
     assert main(["models", "fit", tiny, str(other)]) == 1
     assert "templates differ" in capsys.readouterr().out

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from cloud_verifier.export import export
 from cloud_verifier.gguf_conversion import convert
+from cloud_verifier.progress import step
 from draftwire.errors import CannotRollBack, InvalidRequest, MissingDependency
 from draftwire.testing.demo import demo_model_path
 from edge_client.draft_model import drafter_of, load_model
@@ -31,12 +34,16 @@ pytestmark = [
 ]
 
 
-def test_fewer_bits_are_written_after_float32_was_found_right(tmp_path: Path) -> None:
+def test_fewer_bits_are_written_after_float32_was_found_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_verifier.export.step", partial(step, every_s=0.01))
     tiny_onnx.write_source(tiny_models.llama(), tmp_path / "source")
     said: list[str] = []
     written = export(str(tmp_path / "source"), tmp_path / "out", weights="int8", report=said.append)
     assert "float32: 320 of 320 tokens are the source's" in said
     assert any(line.startswith("int8: ") for line in said)
+    assert any(re.match(r"comparing again: prompt \d+ of 20, ", line) for line in said)
     model = load_model(written, threads=1)
     assert model.name == "source"
     assert model.vocabulary_size == tiny_models.VOCABULARY

@@ -18,9 +18,9 @@ def test_a_step_is_told_when_it_begins_and_again_while_it_lasts() -> None:
         assert said.get(timeout=10).startswith("hashing: 0 s so far")
 
 
-def test_how_much_is_done_is_told_where_it_is_known() -> None:
+def test_how_far_it_has_come_is_told_where_it_is_known() -> None:
     said: queue.Queue[str] = queue.Queue()
-    with step(said.put, "writing", share=lambda: 0.25, every_s=0.001):
+    with step(said.put, "writing", reached=lambda: "25 %", every_s=0.001):
         said.get(timeout=10)
         assert said.get(timeout=10) == "writing: 25 %, 0 s so far"
 
