@@ -203,8 +203,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-level",
         default="info",
         choices=["debug", "info", "warning", "error"],
-        help="least severe messages to log; with debug, traces have an exception's own words, which may "
-        "quote what was asked",
+        help="least severe messages to log; with debug, traces have an exception's own words, "
+        "which may quote what was asked",
     )
     watching.add_argument(
         "--log-format", default="text", choices=["text", "json"], help="json: one object a line"
