@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from draftwire.errors import DraftwireError, MissingDependency
 from draftwire.interrupts import QuietInterrupt
 from draftwire.printable import printable
-from edge_client.arguments import build_parser, client_options, sampling_options
+from edge_client.arguments import build_parser
+from edge_client.client_arguments import client_options
+from edge_client.generation_arguments import sampling_options
 
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient

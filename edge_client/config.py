@@ -22,7 +22,9 @@ from typing import Any, NoReturn
 
 from draftwire.errors import InvalidRequest
 from draftwire.reason import reason
-from edge_client.arguments import add_client_options, client_options, sampling_options
+from edge_client.arguments import add_client_options
+from edge_client.client_arguments import client_options
+from edge_client.generation_arguments import sampling_options
 from edge_client.options import Options, settings
 
 

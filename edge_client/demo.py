@@ -20,11 +20,12 @@ from rich.status import Status
 from draftwire.errors import InvalidRequest
 from draftwire.testing.demo import demo_model_path
 from draftwire.testing.link import LinkEmulator, LinkProfile
-from edge_client.arguments import check_sampling, controller_options, sampling_options
+from edge_client.client_arguments import controller_options
 from edge_client.console import LEGEND, as_json, closing_line, remark, show
 from edge_client.draft_model import DraftModel, check_path, drafter_of, load_model
 from edge_client.drafter import Drafter
 from edge_client.drafters.perturbed import HasLogits, NoisyDrafter, RandomDrafter, WrongDrafter
+from edge_client.generation_arguments import check_sampling, sampling_options
 from edge_client.results import Summary
 from edge_client.sync import EdgeClient
 from edge_client.verifier_process import VerifierProcess

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from draftwire.errors import Unavailable
 from draftwire.printable import printable
-from edge_client.arguments import sampling_options
 from edge_client.commands.answer import show_answer
+from edge_client.generation_arguments import sampling_options
 
 if TYPE_CHECKING:
     from edge_client.sync import EdgeClient

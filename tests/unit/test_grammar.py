@@ -35,8 +35,9 @@ from draftwire.types import (
     VerifyMode,
 )
 from edge_client import options
-from edge_client.arguments import build_parser, sampling_options
+from edge_client.arguments import build_parser
 from edge_client.drafters.table import TableDrafter
+from edge_client.generation_arguments import sampling_options
 from edge_client.results import Summary
 
 SCHEMA: dict[str, Any] = {

@@ -14,9 +14,10 @@ from draftwire.errors import InvalidRequest
 from draftwire.testing.clock import run_virtual
 from draftwire.testing.table import TableModel
 from draftwire.types import SamplingParams, VerifyMode
-from edge_client.arguments import build_parser, sampling_options
+from edge_client.arguments import build_parser
 from edge_client.drafters.expected import ExpectedText
 from edge_client.drafters.lookup import LookupDrafter
+from edge_client.generation_arguments import sampling_options
 from edge_client.lookup_controller import LookupController
 from edge_client.options import settings
 from edge_client.plan import FixedController, Plan, View
