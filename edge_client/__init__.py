@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from draftwire.credentials import Credentials
     from draftwire.errors import DraftwireError
     from edge_client.branch import Origin
+    from edge_client.chat import AsyncChat
     from edge_client.choice import Objective, Watts
-    from edge_client.client import AsyncChat, AsyncEdgeClient
+    from edge_client.client import AsyncEdgeClient
     from edge_client.results import Delta, Kind, Summary, Token
     from edge_client.retry import RetryPolicy
     from edge_client.stream import AsyncStream
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncChat": "edge_client.client",
+    "AsyncChat": "edge_client.chat",
     "AsyncEdgeClient": "edge_client.client",
     "AsyncStream": "edge_client.stream",
     "AsyncTranslator": "edge_client.translation",

@@ -16,8 +16,8 @@ from draftwire.command_line import (
 )
 from draftwire.commands import add_conformance, add_credentials, add_export
 from edge_client.client_arguments import add_connection, add_controller, add_model, add_objective
-from edge_client.commands.models import add_models
 from edge_client.generation_arguments import add_grammar, add_sampling, add_tentative
+from edge_client.models_arguments import add_models
 from edge_client.profiles import PROFILES
 from edge_client.translation_arguments import add_translate
 

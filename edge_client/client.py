@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Self, Unpack
 
 from draftwire.credentials import Credentials
 from draftwire.errors import InvalidRequest, LinkLost
 from draftwire.grammar import GrammarCompiler, Matcher, serves_grammars
-from draftwire.noise import NOISE_VERSION
+from draftwire.noise import NOISE_VERSION, derive_seed
 from draftwire.types import (
     ModelCard,
     ServingLimits,
     TargetIdentity,
     check_tokens,
 )
+from edge_client.chat import AsyncChat, Messages
 from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
@@ -39,7 +41,6 @@ from edge_client.trace import TracedController, TraceFile
 from edge_client.translation import AsyncTranslator
 from edge_client.transport import Transport
 
-Messages: TypeAlias = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
 
 
@@ -207,7 +208,7 @@ class AsyncEdgeClient:
         asked, turn = settings(**self._defaults | options), Turn()
         tokens = self._prompt(prompt, messages)
         return [
-            self._stream(lambda: self._begin(asked), tokens, asked.sample(index), turn=turn)
+            self._stream(lambda: self._begin(asked), tokens, _sample(asked, index), turn=turn)
             for index in range(n)
         ]
 
@@ -392,33 +393,8 @@ class AsyncEdgeClient:
         return controller if self._trace is None else self._trace.of(controller)
 
 
-class AsyncChat:
-    """A conversation in the model's chat template; `messages` is all of it so far."""
-
-    def __init__(
-        self, client: AsyncEdgeClient, system: str | None = None, messages: Messages = ()
-    ) -> None:
-        self.messages: list[dict[str, str]] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
-        self.messages += [dict(message) for message in messages]
-        self._client = client
-        self._session: Session | None = None
-
-    async def send(self, text: str, **options: Any) -> AsyncStream:
-        """The answer to `text`, a stream; options are those of `AsyncEdgeClient.generate`.
-
-        Question and answer join `messages` when the stream has ended.
-        """
-        self._client._require_open()
-        if self._session is None:
-            asked: dict[str, Any] = {**self._client._defaults, **options}
-            self._session = await self._client._begin(settings(**asked))
-        question = {"role": "user", "content": text}
-
-        def remember(summary: Summary) -> None:
-            self.messages += [question, {"role": "assistant", "content": summary.text}]
-
-        return self._client.generate(
-            messages=[*self.messages, question], session=self._session, done=remember, **options
-        )
+def _sample(asked: Settings, index: int) -> Settings:
+    """The same with a seed of its own, derived from that which was asked for."""
+    sampling = asked.request.sampling
+    sampling = replace(sampling, seed=derive_seed(sampling.seed, index))
+    return replace(asked, request=replace(asked.request, sampling=sampling))

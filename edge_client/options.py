@@ -6,12 +6,11 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypedDict
 
 from draftwire.errors import InvalidRequest, MissingDependency
-from draftwire.noise import derive_seed
 from draftwire.types import MAX_TOP_LOGPROBS, Grammar, SamplingParams, StopRules, VerifyMode
 from edge_client.request import Request
 from edge_client.text import checked_text
@@ -91,12 +90,6 @@ class Settings:
     prediction: str | Sequence[int]
     num_draft_tokens: int | None
     timeout_s: float | None
-
-    def sample(self, index: int) -> Settings:
-        """The same with a seed of its own for each `index`, derived from this one."""
-        sampling = self.request.sampling
-        sampling = replace(sampling, seed=derive_seed(sampling.seed, index))
-        return replace(self, request=replace(self.request, sampling=sampling))
 
 
 def settings(

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from draftwire.credentials import Credentials
 from draftwire.errors import DraftwireError, InvalidRequest
 from draftwire.types import ModelCard
+from edge_client.chat import AsyncChat, Messages
 from edge_client.choice import Objective, Watts
-from edge_client.client import AsyncChat, AsyncEdgeClient, Messages
+from edge_client.client import AsyncEdgeClient
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.results import Delta, Summary
 from edge_client.retry import RetryPolicy
