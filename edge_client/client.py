@@ -29,6 +29,7 @@ from edge_client.choice import Objective, Watts, as_objective
 from edge_client.controller import AdaptiveController
 from edge_client.drafter import Drafter, Tokenizer
 from edge_client.failover import runs_here, transport_to
+from edge_client.option_types import as_kind
 from edge_client.options import Options, Settings, settings
 from edge_client.plan import Controller, FixedController, Plan
 from edge_client.reading import Reading, Turn
@@ -203,6 +204,7 @@ class AsyncEdgeClient:
         until it has, and the others find its KV there. With fewer drafters than streams, read one
         to its end before the next, or all at once: who waits for a drafter waits for its reader.
         """
+        n = as_kind(n, int, "n")
         if n < 1:
             raise InvalidRequest(f"n is {n}, not ≥ 1")
         asked, turn = settings(**self._defaults | options), Turn()
@@ -238,7 +240,7 @@ class AsyncEdgeClient:
         elif isinstance(prompt, str):
             tokens = self.tokenizer.encode(checked_text(prompt, "the prompt"))
         else:
-            tokens = list(prompt or ())
+            tokens = list(as_kind(() if prompt is None else prompt, Sequence[int], "the prompt"))
         if not tokens:
             raise InvalidRequest("the prompt is empty", remedy="give it a token at least")
         return tokens

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from draftwire.errors import InvalidRequest, MissingDependency
 from draftwire.types import MAX_TOP_LOGPROBS, Grammar, SamplingParams, StopRules, VerifyMode
+from edge_client.option_types import typed
 from edge_client.request import Request
 from edge_client.text import checked_text
 
@@ -92,6 +93,7 @@ class Settings:
     timeout_s: float | None
 
 
+@typed
 def settings(
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
@@ -124,8 +126,8 @@ def settings(
 ) -> Settings:
     """The settings of these options.
 
-    Raises `InvalidRequest` for values out of range, and `MissingDependency` for
-    `draft_with_grammar` without the `grammar` extra.
+    Raises `InvalidRequest` for values out of range or of another type, and `MissingDependency`
+    for `draft_with_grammar` without the `grammar` extra.
     """
     if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
@@ -141,7 +143,12 @@ def settings(
         modes = ", ".join(one.value for one in VerifyMode)
         raise InvalidRequest(f"verify_mode is {verify_mode!r}, not one of {modes}") from None
     if json_schema is not None and not isinstance(json_schema, str):
-        json_schema = json.dumps(json_schema)
+        try:
+            json_schema = json.dumps(json_schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"json_schema can't be said in JSON: {error}", remedy="give it as json.loads would"
+            ) from None
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in strings:
         checked_text(text, "a stop string")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from both_clients import Client, GatedTarget, asynchronous, blocking, serving
@@ -499,6 +500,55 @@ def test_a_value_out_of_range_is_refused_before_any_work(
     with pytest.raises(InvalidRequest):
         make(right()).generate(**{"prompt": PROMPT} | options)
     assert set(verifier.engine.idle) == known
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens is 1.5, not an integer"),
+        ({"max_tokens": True}, "max_tokens is True, not an integer"),
+        ({"num_draft_tokens": 1.5}, "num_draft_tokens is 1.5, not an integer or None"),
+        ({"offline_tokens": "4"}, "offline_tokens is '4', not an integer"),
+        ({"seed": 1.0}, "seed is 1.0"),
+        ({"temperature": "hot"}, "temperature is 'hot', not a number"),
+        ({"timeout_s": "5"}, "timeout_s is '5', not a number or None"),
+        ({"logit_bias": {"7": 1}}, "logit_bias is"),
+        ({"logit_bias": [7]}, "logit_bias is [7], not a mapping"),
+        ({"stop": 5}, "stop is 5, not text or a sequence with each text"),
+        ({"stop": b"x"}, "stop is b'x'"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids is [1.5]"),
+        ({"prediction": b"the cat"}, "prediction is b'the cat'"),
+        ({"logprobs": 5}, "logprobs is 5, not True or False"),
+        ({"verify_mode": 1}, "verify_mode is 1"),
+        ({"json_schema": {"const": {1}}}, "json_schema can't be said in JSON"),
+        ({"prompt": b"the cat"}, "the prompt is b'the cat'"),
+        ({"prompt": [1.5]}, "the prompt is [1.5]"),
+        ({"n": 1.5}, "n is 1.5, not an integer"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_by_name(
+    make: Callable[..., Any], options: dict[str, Any], words: str
+) -> None:
+    client = make(right())
+    make_streams = client.samples if "n" in options else client.generate
+    with pytest.raises(InvalidRequest) as refused:
+        make_streams(**{"prompt": PROMPT} | options)
+    assert words in refused.value.message
+
+
+def test_numbers_of_numpy_are_numbers(make: Callable[..., Any]) -> None:
+    asked: dict[str, Any] = {"max_tokens": 20, "seed": 2**64 - 1, "temperature": 0.5}
+    plain = make(right()).generate(PROMPT, **asked)
+    theirs = make(right()).generate(
+        np.array(TOKENIZER.encode(PROMPT)),
+        max_tokens=np.int32(20),
+        seed=np.uint64(2**64 - 1),
+        temperature=np.float32(0.5),
+        stop_token_ids=np.array([], np.int64),
+        logit_bias={np.int64(5): np.float32(0)},
+    )
+    assert theirs.read() == plain.read()
 
 
 def test_an_unknown_parameter_is_refused_by_name(make: Callable[..., Any]) -> None:
