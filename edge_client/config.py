@@ -85,7 +85,14 @@ def _as_options(
             if isinstance(one, bool) or not isinstance(one, str | int | float):
                 raise InvalidRequest(f"{key} is {one!r}, not text or a number")
             is_path = str(action.metavar).startswith("FILE")
-            yield f"--{key}={folder / Path(str(one)).expanduser() if is_path else one}"
+            yield f"--{key}={folder / _at_home(key, str(one)) if is_path else one}"
+
+
+def _at_home(key: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidRequest(f"{key} is {path!r}, and there is no such home") from None
 
 
 def _unknown(key: str, known: list[str]) -> InvalidRequest:

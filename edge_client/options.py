@@ -17,6 +17,9 @@ from edge_client.request import Request
 from edge_client.text import checked_text
 
 DEFAULT_MAX_TOKENS = 256
+MAX_DRAFT_TOKENS = 256
+"""A round's drafts are dead from the first wrong one on: more of them are hardly ever of use, and
+the time they take on the device grows with the square of the text."""
 
 
 class Options(TypedDict, total=False):
@@ -67,8 +70,8 @@ class Options(TypedDict, total=False):
     """The output that is expected, text or token ids: drafted as long as it holds, and again from
     where the output agrees with it again. Looks up as `prompt_lookup` does."""
     num_draft_tokens: int | None
-    """The draft model's drafts a round; 0: the cloud decodes alone; None: adapts. A prediction is
-    sent whole all the same, unless 0."""
+    """The draft model's drafts a round, 256 at most; 0: the cloud decodes alone; None: adapts. A
+    prediction is sent whole all the same, unless 0."""
     timeout_s: float | None
     """Seconds after which the stream raises `DeadlineExceeded`; None: never."""
     show_drafts: bool
@@ -131,8 +134,10 @@ def settings(
     """
     if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"top_logprobs is {top_logprobs}, not in [0, {MAX_TOP_LOGPROBS}]")
-    if num_draft_tokens is not None and num_draft_tokens < 0:
-        raise InvalidRequest(f"num_draft_tokens is {num_draft_tokens}, not ≥ 0")
+    if num_draft_tokens is not None and not 0 <= num_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise InvalidRequest(
+            f"num_draft_tokens is {num_draft_tokens}, not in [0, {MAX_DRAFT_TOKENS}]"
+        )
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s is {timeout_s}, not above 0")
     if offline_tokens < 0:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from draftwire.errors import DraftwireError
+from draftwire.types import MAX_COUNT
 from edge_client.endpoint.errors import Refused, described, invalid, unsupported
 from edge_client.endpoint.fields import Fields, is_integers
 from edge_client.endpoint.messages import content_text, messages_of
@@ -195,6 +196,8 @@ def _longest(fields: Fields) -> int | None:
     old = fields.integer("max_tokens", least=1)
     if new is not None and old not in (None, new):
         raise invalid("max_tokens contradicts max_completion_tokens", "max_tokens")
+    if new is not None and new > MAX_COUNT:  # else refused as max_tokens, which was not given
+        raise invalid(f"max_completion_tokens is {new}, above {MAX_COUNT}", "max_completion_tokens")
     return new if new is not None else old
 
 

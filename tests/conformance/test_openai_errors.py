@@ -48,6 +48,10 @@ def refusal(client: openai.OpenAI, **options: Any) -> openai.APIStatusError:
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 9}, "max_tokens"),  # and max_tokens is 4
+        (
+            {"max_tokens": None, "max_completion_tokens": 2**32},
+            "max_completion_tokens",
+        ),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"stop": [""]}, "stop"),

@@ -470,6 +470,7 @@ def test_a_turn_before_the_last_has_ended_is_refused_and_does_not_wait_for_ever(
         {"seed": 2**64},
         {"max_tokens": -1},
         {"num_draft_tokens": -1},
+        {"num_draft_tokens": 257},
         {"stop_token_ids": [-1]},
         {"messages": [{"role": "user", "content": "hi"}]},
         {"prompt": None},

@@ -69,6 +69,9 @@ def test_a_grammar_may_be_in_a_file_beside_it(tmp_path: Path) -> None:
         ("objective = 'speed'", ["objective", "latency"]),
         ("temperature = -1", ["temperature is -1.0"]),
         ("api-key-file = 'missing'", ["api-key-file: ", "missing can't be read"]),
+        ("model = '~nobody-of-this-name/x'", ["model is '~nobody", "no such home"]),
+        ("max-tokens = 1.5", ["max-tokens", "1.5"]),
+        ("num-draft-tokens = 100000", ["num_draft_tokens is 100000, not in [0, 256]"]),
         ("model = ", ["can't be read", "give a TOML file"]),
     ],
 )
@@ -84,3 +87,10 @@ def test_what_is_wrong_is_named_and_so_is_the_remedy(
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="can't be read"):
         read_config(tmp_path / "none.toml")
+
+
+def test_a_folder_or_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"model = '\xff'")
+    for path in (tmp_path, tmp_path / "bytes.toml"):
+        with pytest.raises(InvalidRequest, match="can't be read"):
+            read_config(path)
