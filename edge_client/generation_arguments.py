@@ -85,7 +85,7 @@ def add_sampling(
         "--num-draft-tokens",
         type=whole,
         metavar="K",
-        help="drafts per round; 0: the cloud decodes alone (default: adapts)",
+        help="drafts per round, 256 at most; 0: the cloud decodes alone (default: adapts)",
     )
 
 

@@ -13,7 +13,7 @@ def test_text_is_the_targets_own_in_random_worlds(twenty: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thousand", range(1, 4))
-def test_text_is_the_targets_own_in_thousands_of_random_worlds(thousand: int) -> None:
-    for seed in range(1000 * thousand, 1000 * (thousand + 1)):
+@pytest.mark.parametrize("hundred", range(10, 20))
+def test_text_is_the_targets_own_in_hundreds_of_random_worlds(hundred: int) -> None:
+    for seed in range(100 * hundred, 100 * (hundred + 1)):
         run_world(seed)
