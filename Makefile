@@ -34,7 +34,7 @@ test: setup ## Run all tests, those on the real models included
 	pytest -n 2 --dist loadfile tests/conformance tests/faults tests/integration tests/gpu $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that need neither torch nor models: seconds
+test-fast: setup ## Run the tests that need neither torch nor models: half a minute
 	pytest -n auto -m "not models and not slow" tests/property tests/unit $(ARGS)
 
 .PHONY: fuzz

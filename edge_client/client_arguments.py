@@ -59,7 +59,9 @@ def add_controller(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("controller")
     add_objective(group)
     group.add_argument(
-        "--trace", metavar="FILE", help="add a line a round that shows why it chose as it did"
+        "--trace",
+        metavar="FILE",
+        help="append a line a round to FILE that shows why it chose as it did",
     )
 
 
