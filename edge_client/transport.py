@@ -193,7 +193,7 @@ class GrpcTransport:
     def _unreachable(self, why: str) -> LinkLost | LinkNotSecure:
         if failure := tls_failure(self.address, why):
             return failure
-        speaks = "speaks TLS" if self._secure else "speaks plaintext"
+        speaks = "speaks TLS" if self._secure else "speaks plaintext (TLS there takes a ca here)"
         return LinkLost(
             f"the verifier at {self.address} can't be reached: {why}",
             remedy=f"check the address, and that draftwire-verifier runs there and {speaks}",
