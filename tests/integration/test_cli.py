@@ -424,6 +424,15 @@ class Keyboard:
         return written.decode()
 
     def press(self, keys: str) -> None:
+        """Once the process has waited for a moment: Python's readline may miss an earlier Ctrl-C.
+
+        It looks for signals, then waits for a key; what comes in between is told at the next key.
+        """
+        asleep = 0
+        while asleep < 5:
+            time.sleep(0.02)
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+            asleep = asleep + 1 if stat.rpartition(")")[2].split()[0] == "S" else 0
         os.write(self.ours, keys.encode())
 
     def ended(self) -> int:

@@ -172,12 +172,13 @@ def test_the_model_outlives_its_closing_while_a_drafter_needs_it(growing: Path) 
     asyncio.run(scenario())
 
 
-def test_who_runs_it_is_chosen_and_reported(growing: Path) -> None:
+def test_who_runs_it_is_chosen_and_reported(growing: Path, tmp_path: Path) -> None:
     assert OnnxModel.load(growing).providers == ("CPUExecutionProvider",)
     with pytest.raises(InvalidRequest, match="NoSuchProvider"):
         OnnxModel.load(growing, providers=["NoSuchProvider"])
+    (tmp_path / "draft.gguf").touch()
     with pytest.raises(InvalidRequest, match="providers"):
-        load_model("draft.gguf", providers=["CPUExecutionProvider"])
+        load_model(tmp_path / "draft.gguf", providers=["CPUExecutionProvider"])
 
 
 def test_what_cant_draft_is_refused_with_its_reason(growing: Path, tmp_path: Path) -> None:
