@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edge_client.client import AsyncEdgeClient
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
+"""A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
 
 
 class AsyncChat:

@@ -42,8 +42,6 @@ from edge_client.trace import TracedController, TraceFile
 from edge_client.translation import AsyncTranslator
 from edge_client.transport import Transport
 
-"""A conversation: mappings with `role` ("system", "user", "assistant") and `content`."""
-
 
 class AsyncEdgeClient:
     """Generates text with a draft model on this device and a verifier at the other end.
